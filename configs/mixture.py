@@ -14,6 +14,7 @@ from .json_text import parse_json
 from .validation import check_field_types
 
 _PATHS = ("src", "tgt", "dataset", "valid_src", "valid_tgt", "valid_dataset")
+_NESTED, _NOT_NESTED = ("store", "mixture"), "a corpus of a mixture must be text or a dataset"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ class Mixture:
         """To a .json file that `read` reads. Raises: ConfigError if a corpus is no text or dataset."""
         corpora = []
         for corpus in self.corpora:
-            if corpus.corpus.store is not None or corpus.corpus.mixture is not None:
-                raise ConfigError(f"{corpus.name}: a corpus of a mixture must be text or a dataset")
+            if any(getattr(corpus.corpus, name) is not None for name in _NESTED):
+                raise ConfigError(f"{corpus.name}: {_NOT_NESTED}")
             values = {**asdict(corpus.corpus), **asdict(replace(corpus, corpus=CorpusConfig(src="a", tgt="b")))}
             del values["corpus"]
             paths = {name: str(Path(values[name]).resolve()) for name in _PATHS if _is_path(name, values[name])}
@@ -118,7 +119,9 @@ class Mixture:
 
 def _corpus(values: Mapping[str, Any], folder: Path) -> MixtureCorpus:
     own = {f.name for f in fields(MixtureCorpus)} - {"corpus"}
-    names = own | {f.name for f in fields(CorpusConfig)} - {"store", "mixture"}
+    names = own | {f.name for f in fields(CorpusConfig)} - {*_NESTED}
+    if nested := [name for name in _NESTED if name in values]:
+        raise ConfigError(f"{nested[0]}={values[nested[0]]!r}: {_NOT_NESTED}")
     if unknown := sorted({*values} - names):
         raise ConfigError(f"unknown fields {', '.join(unknown)}; a corpus has {', '.join(sorted(names))}")
     location = {name: value for name, value in values.items() if name not in own}

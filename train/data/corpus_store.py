@@ -124,8 +124,11 @@ class CorpusStore(NamedTuple):
         """The run with the store's tokenizer and directions. Raises: ConfigError if it sets others."""
         tokenizer = replace(self.tokenizer, bpe_dropout=run.tokenizer.bpe_dropout)
         default = TokenizerConfig(bpe_dropout=run.tokenizer.bpe_dropout)
-        if run.tokenizer not in (tokenizer, default):
-            changes = "; ".join(differences(run.tokenizer, tokenizer, "tokenizer."))
+        # The flags of the preparation are accepted too, which determined these values.
+        given = with_tags(run, self.mixture).tokenizer
+        given = replace(given, vocab_size=given.vocab_size or tokenizer.vocab_size)
+        if tokenizer != given and run.tokenizer != default:
+            changes = "; ".join(differences(given, tokenizer, "tokenizer."))
             raise ConfigError(f"{changes}: the store's pairs are encoded with its own tokenizer; omit the setting")
         if run.cleaning not in (self.cleaning, CleaningConfig()):
             changes = "; ".join(differences(run.cleaning, self.cleaning, "cleaning."))
@@ -133,6 +136,14 @@ class CorpusStore(NamedTuple):
         if run.both_directions and not self.both_directions:
             raise ConfigError("both_directions=True: the store has one direction; prepare it again with both")
         return replace(run, tokenizer=tokenizer, cleaning=self.cleaning, both_directions=self.both_directions)
+
+
+def with_tags(run: RunConfig, mixture: Mixture) -> RunConfig:
+    """The run with the tags of a mixture in a tokenizer that is trained."""
+    if run.tokenizer.load or run.init_from is not None:
+        return run
+    tags = tuple(dict.fromkeys((*run.tokenizer.tags, *mixture.tags)))
+    return replace(run, tokenizer=replace(run.tokenizer, tags=tags))
 
 
 def new_folders(folder: Path, number: int) -> list[Path]:

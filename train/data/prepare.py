@@ -20,7 +20,7 @@ from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout, check_merges
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .cleaning import REASONS, Cleaning
-from .corpus_store import TRAIN, VALID, CorpusStore, EncodedCorpus, new_folders
+from .corpus_store import TRAIN, VALID, CorpusStore, EncodedCorpus, new_folders, with_tags
 from .dataset import Batches
 from .encoding import Counts, Sides
 from .fitting import (
@@ -122,6 +122,8 @@ def prepare(
                 say(f"warning: {share:.0%} of the {name} pairs are dropped; check the files and the length limits")
         references = [target for _, target in corpus.valid.texts(corpus.originals)]
         valid.append(ValidationPart(prefix and member.name, corpus.valid, references, own_run.model))
+    if store is not None and run.corpus.store is None:
+        encoded.write_description(store, say)
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
     lengths = train.epoch(0, [Bucket(*encoded.longest, 1)]).lengths
     if run.tokenizer.bpe_dropout:  # a shape must hold a pair without dropout
@@ -212,9 +214,7 @@ def _encode(
         first_pair = next(read_pairs(member.corpus))
         say(f"first pair: {first_pair[0][:100]!r} and {first_pair[1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(sum(part.originals for part, _ in parts)))
-    if not run.tokenizer.load and run.init_from is None:
-        tags = tuple(dict.fromkeys((*run.tokenizer.tags, *mixture.tags)))
-        run = replace(run, tokenizer=replace(run.tokenizer, tags=tags))
+    run = with_tags(run, mixture)
     tokenizers = tokenizers or make_tokenizers(run.tokenizer, [part for part, _ in parts], say)
     if run.both_directions:
         check_both_directions(tokenizers)
@@ -240,10 +240,7 @@ def _encode(
         for pairs, valid_pairs, (_, part), own in zip(train, valid, parts, sides, strict=True)
     ]
     settings = run.tokenizer, run.cleaning, run.both_directions
-    encoded = CorpusStore(mixture, corpora, sides[0].longest, tokenizers, *settings)
-    if store is not None:
-        encoded.write_description(store, say)
-    return fitted, encoded
+    return fitted, CorpusStore(mixture, corpora, sides[0].longest, tokenizers, *settings)
 
 
 def _languages(member: MixtureCorpus) -> dict[str, str]:

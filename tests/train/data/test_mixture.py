@@ -15,7 +15,6 @@ from twinax.backend.errors import ConfigError, DataError
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.mixture import Mixture, MixtureCorpus
 from twinax.configs.run import LoopConfig
-from twinax.train.checkpointing.checkpoints import read_run
 from twinax.train.data.prepare import prepare
 from twinax.train.loop.loop import train
 from twinax.train.tracking.metrics import read_metrics
@@ -137,17 +136,14 @@ def test_a_tag_is_one_token_before_the_text(folder, tmp_path):
 
 
 def test_training_validates_each_corpus_and_resumes_exactly(folder, tmp_path):
-    """From the texts or their store, in the middle of an epoch with another number of batches than the first."""
+    """From the store of its texts, in the middle of an epoch with another number of batches than the first."""
     corpora = member(folder, "genuine", copies=0.7), member(folder, "domain", copies=1.4)
     run = run_of(tmp_path, Mixture(corpora=corpora), loop=LoopConfig(updates=24, validate_every=12, translations=2))
     train(run, tmp_path / "whole", QUIET)
     prepare(run, store=tmp_path / "store")
     stored = replace(run, corpus=CorpusConfig(store=str(tmp_path / "store")), tokenizer=TokenizerConfig())
-    train(replace(stored, loop=replace(run.loop, updates=9)), tmp_path / "parts", QUIET)
-    saved = read_run(tmp_path / "parts")
-    assert saved.corpus == stored.corpus
     train(replace(run, loop=replace(run.loop, updates=17)), tmp_path / "parts", QUIET)
-    train(replace(saved, loop=run.loop), tmp_path / "parts", QUIET)
+    train(stored, tmp_path / "parts", QUIET)
     whole, parts = (
         {r["update"]: r for r in read_metrics(tmp_path / name) if "checksum" in r} for name in ("whole", "parts")
     )
@@ -205,7 +201,7 @@ WRONG = {
     "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = -1": "copies=-1.0: must be a number above 0",
     "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = inf": "copies=inf: must be a number above 0",
     "[[corpora]]\nname = \"x\\ny\"\nsrc = 'a'\ntgt = 'b'": "must not be empty, and have neither a slash nor a",
-    "[[corpora]]\nname = 'x'\nstore = 's'": "unknown fields store; a corpus has",
+    "[[corpora]]\nname = 'x'\nstore = 's'": "store='s': a corpus of a mixture must be text or",
     "temperature = 2\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = 2": "omit those of x",
     "temperature = 0.5\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'": "temperature=0.5: must be at least 1",
     "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'": "must differ: x, x",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mixtures import assert_same_batches, member, run_of, write_corpora
-from twinax.backend.errors import DataError
+from twinax.backend.errors import ConfigError, DataError
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.mixture import Mixture
 from twinax.configs.run import RunConfig
@@ -71,6 +71,23 @@ def test_a_store_takes_the_place_of_the_texts(dropout, tmp_path, cache):
     assert [part.name for part in from_store.valid] == ["genuine", "back", "domain"]
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
     assert not cache.exists()
+
+
+def test_the_flags_of_the_preparation_are_accepted(folder, tmp_path):
+    """Which leave the vocabulary's size and the tags open; others are refused."""
+    mixture = mixture_of(folder, genuine=1, back=2)
+    run = run_of(tmp_path, mixture, tokenizer=TokenizerConfig(kind="word", lowercase=True))
+    first = prepare(run, store=tmp_path / "store")
+    assert (first.run.tokenizer.vocab_size, first.run.tokenizer.tags) == (1000, ("<bt>",))
+    corpus = CorpusConfig(store=str(tmp_path / "store"))
+    same_run(prepare(replace(run, corpus=corpus)), first)
+    for changes, name in (
+        ({"tags": ("<x>",)}, "tags"),
+        ({"vocab_size": 90}, "vocab_size"),
+        ({"lowercase": False}, "l"),
+    ):
+        with pytest.raises(ConfigError, match=f"^tokenizer.{name}[^;]*: the store's pairs are encoded with its own"):
+            prepare(replace(run, corpus=corpus, tokenizer=replace(run.tokenizer, **changes)))
 
 
 def test_a_mixture_of_one_corpus_has_the_store_of_that_corpus(folder, tmp_path):

@@ -102,6 +102,9 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
             base = _with_length(read_run(directory), words)
         except CheckpointError as error:
             raise UsageError(str(error)) from None
+        given = [flag.removeprefix("--corpus.") for flag in _CORPUS if _value(words, flag) is not None]
+        if any(getattr(base.corpus, name) is None for name in given):  # such as the store of its texts
+            base = replace(base, corpus=tyro.MISSING_NONPROP)
         return base if _value(words, "--init-from") is None else _with_initial(base, words)
     if name is not None and name not in RUNS:
         suggestions = get_close_matches(name, RUNS, 1)

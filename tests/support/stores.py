@@ -14,7 +14,7 @@ def store_of(pairs, sides, **settings):
     try:
         stored = stored_pairs(folder, Request("x", pairs, len(pairs), sides, {}, **settings), print)
     except BaseException:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # it is gone if no pair was kept
         raise
     weakref.finalize(stored, shutil.rmtree, folder)
     return stored

@@ -3,11 +3,10 @@
 import fcntl
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,12 +130,20 @@ def _write(folder: Path, request: Request, say: Say) -> None:
             rate = (counts.read - earlier) / (last_line - begin)
             say(f"{request.name}: {counts.read:,} of {request.total:,} pairs are encoded, {rate:,.0f} per second")
     if not counts.kept:
-        shutil.rmtree(folder)  # else it would refuse the corrected text
+        _remove(folder)  # else it would refuse the corrected text
     check_kept(counts, request.sides, request.name)
     if counts.read != request.total:
         raise DataError(f"{request.name}: has {counts.read:,} pairs, not {request.total:,}: it has changed")
     with replaced_file(folder / INDEX) as temporary:
         temporary.write_text(index_of(folder, request.name, infos, request.key), encoding="utf-8")
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files of a store without pairs, and its folder if nothing else is there."""
+    for path in (*folder.glob("*.arrow"), folder / KEY, folder / LOCK):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _word_starts(sides: Sides, encoded: Encoded) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 import shutil
 import threading
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +226,22 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path, monkeypatch):
         with pytest.raises(pa.ArrowInvalid):
             stored_pairs(tmp_path, request(), print)
         assert not (tmp_path / INDEX).exists()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_store_without_pairs_does_not_refuse_the_corrected_text(tmp_path):
+    """Its files are removed, those of others are not."""
+    wrong = [("a", "")] * 50
+    for folder, files in ((tmp_path / "store", []), (tmp_path / "other", ["notes"])):
+        with pytest.raises(Interrupted):
+            stored_pairs(folder, request(chain(wrong[:20], interrupted(0)), text=1), print)
+        for name in files:
+            (folder / name).touch()
+        with pytest.raises(DataError, match=r"^x: all 50 pairs are dropped: 50 have an empty side"):
+            stored_pairs(folder, request(wrong, text=1), print)
+        assert folder.is_dir() == bool(files)
+        assert [path.name for path in folder.glob("*")] == files
+    assert ids_of(stored_pairs(tmp_path / "store", request(text=2), print)) == ids_of(store_of(PAIRS, SIDES))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -56,7 +56,8 @@ def test_what_the_pages_import_is_public():
 
 # The beginnings of elements that reach beyond the window, and are in no box of their own that scrolls.
 CUT = """() => {
-  const scrolls = e => e.localName !== "article" && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+  const scrolls = e => e.localName !== "article"
+    && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
   return [...document.querySelectorAll("article *")]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e.parentElement))
     .map(e => e.outerHTML.slice(0, 80));

@@ -26,9 +26,10 @@ FLOORS = (
     ("parity_tests",),
     ("tests",),
     ("benchmarks",),
+    ("docs",),
 )
 FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
-NOT_INSTALLED = ("parity_tests", "tests", "benchmarks")
+NOT_INSTALLED = ("parity_tests", "tests", "benchmarks", "docs")
 MOST_FILES = 16  # of a folder, `__init__.py` aside
 
 

@@ -1,16 +1,13 @@
 """A comparison as one HTML page, which needs no other file and no script."""
 
-import base64
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
+from ..backend.page import render
 from .capture.source_lines import Snippet, snippets
 from .capture.trace import Operation, Trace
 from .comparison import Comparison
@@ -76,25 +73,20 @@ class _Section:
 
 def page(comparison: Comparison, names: tuple[str, str]) -> str:
     """The page; `names` of the reference and of the candidate."""
-    folder = Path(__file__).parent
-    style = (folder / "page.css").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     weights = comparison.forward.weights
-    differences = list(_differences(comparison))
-    return template.render(
+    numbered = list(_differences(comparison))
+    return render(
+        "compare/page.html",
+        ("compare/differences.css", "compare/page.css"),
         comparison=comparison,
         names=names,
-        style=style,
-        style_hash=f"sha256-{digest}",
         meaning=_MEANINGS[comparison.verdict],
         marks=_MARKS,
         parts=list(_parts(comparison)),
-        defects=[_defect(difference, comparison.traces) for difference in differences],
+        defects=differences(comparison),
         traces=comparison.traces,
         operations=[len(trace.operations) for trace in comparison.traces],
-        sections=list(_sections(_rows(comparison, differences))),
+        sections=list(_sections(_rows(comparison, numbered))),
         weights=list(_weights(comparison)),
         unused=weights.unused if weights is not None else (),
         tied=weights.ties if weights is not None else {},
@@ -103,6 +95,11 @@ def page(comparison: Comparison, names: tuple[str, str]) -> str:
         numbers=_numbers,
         shapes=_shapes,
     )
+
+
+def differences(comparison: Comparison) -> list[dict[str, Any]]:
+    """The differences as `compare/differences.html` shows them."""
+    return [_defect(difference, comparison.traces) for difference in _differences(comparison)]
 
 
 def _parts(comparison: Comparison) -> Iterator[dict[str, Any]]:

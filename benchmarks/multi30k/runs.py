@@ -21,12 +21,12 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
+from twinax.backend.environment import processor
 from twinax.train.tracking.metrics import best_update, read_metrics, validations
 
 OUT, RESULTS = Path("runs/multi30k"), Path("docs/multi30k/results.json")
 VALIDATION, TEST = "val", "test_2016_flickr"
 _RESULTS_LOCK = Lock()
-_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}  # by the processor's flag, widest first
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,7 @@ def train_initial(map_on_cores: Any, trainings: Sequence[Training], folder: Path
 
 def describe_machine(cores: str = "one core") -> str:
     """Processor, its widest vectors and the version of jaxlib, which determine how XLA rounds."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    vectors = next((f" with {name}" for flag, name in _VECTORS.items() if flag in flags), "")
-    return f"{cores} of {names[0] if names else 'a CPU'}{vectors}, jaxlib {version('jaxlib')}"
+    return f"{cores} of {processor()}, jaxlib {version('jaxlib')}"
 
 
 @contextmanager

@@ -121,6 +121,12 @@ def check_picture(flag: str, path: str | None) -> None:
         raise UsageError(f"{flag} {path}: must end in .png, .pdf or .svg")
 
 
+def check_report(path: str | None) -> None:
+    """Raises: UsageError if the file of a report has no suffix of a page."""
+    if path is not None and Path(path).suffix not in (".html", ".htm"):
+        raise UsageError(f"--report {path}: must end in .html")
+
+
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
     """Print one line each: what is doubtful about a checkpoint, what its names lost, and what was assumed about it."""
     from ..convert.load_warnings import describe_not_finite, load_warning

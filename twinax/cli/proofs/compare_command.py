@@ -23,7 +23,7 @@ from ...compare.testing import annotations, on_github
 from ...compare.weight_map.inference import infer_weights
 from ...compare.weight_map.rules import apply_rules, read_rules
 from ..flags.proofs import Compare
-from ..usage import UsageError, check_outputs, write_json, write_text
+from ..usage import UsageError, check_outputs, check_report, write_json, write_text
 
 _NAMED = 3  # parameters that a line names
 _RATE = 1e-3  # learning rate where an optimizer is only named
@@ -35,7 +35,7 @@ def run(flags: Compare) -> int:
     """Compare the models that two factories return, or that were recorded; the exit status."""
     sources = (flags.reference, flags.candidate, flags.inputs, flags.candidate_inputs, flags.convert)
     files = [name.rpartition(".py:")[0] + ".py" if ".py:" in name else name for name in filter(None, sources)]
-    _check_report(flags.report)
+    check_report(flags.report)
     _check_rules(flags.convert, flags.rules, flags.write_rules)
     code = str(Path(flags.write_rules).with_suffix(".py")) if flags.write_rules is not None else None
     check_outputs([flags.json_file, flags.report, flags.write_rules, code], [*files, flags.rules])
@@ -130,11 +130,6 @@ def _built_parameters(
     first, port = built
     is_same = first.keys() == state.keys() and all(np.may_share_memory(first[n], state[n]) for n in first)
     return arrays_of(port if is_same else factory(state))
-
-
-def _check_report(report: str | None) -> None:
-    if report is not None and Path(report).suffix not in (".html", ".htm"):
-        raise UsageError(f"--report {report}: must end in .html")
 
 
 def _check_rules(convert: str | None, rules: str | None, write_rules: str | None) -> None:

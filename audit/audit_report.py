@@ -49,13 +49,19 @@ class Audit:
         return not self.findings and not self.mistakes
 
     @property
+    def verdict(self) -> str:
+        """The result in a few words."""
+        if self.ok:
+            return "no defects"
+        return f"failed checks: {len(self.findings)}, known mistakes: {len(self.mistakes)}"
+
+    @property
     def dtype_line(self) -> str:
         """The reason why the dtype is not float64, in one line; empty for float64."""
         return f"audited in {self.dtype}: {self.dtype_reason}" if self.dtype_reason else ""
 
     def __str__(self) -> str:
-        counts = f"failed checks: {len(self.findings)}, known mistakes: {len(self.mistakes)}"
-        lines = [f"{self.name}: {'no defects' if self.ok else counts}"]
+        lines = [f"{self.name}: {self.verdict}"]
         lines += [f"  {self.dtype_line}"] if self.dtype_line else []
         for answer in self.findings:
             location = f", first in {answer.where}" if answer.where else ""

@@ -16,6 +16,7 @@ from .. import convert, flax_transformer, torch_reference
 from ..backend.self_test import check_compiler
 from ..compare.comparison import Comparison, compare
 from ..configs.schema import TransformerConfig
+from .attention import Attention, attention_in
 from .coverage import Coverage, coverage
 from .functions import (
     GRADIENTS,
@@ -83,6 +84,7 @@ class Ladder:
     ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
     sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
     comparison: Comparison | None = None  # where the twins part, if they are not equal in float64
+    attention: Attention | None = None  # of one sentence, in float64
 
     @property
     def ok(self) -> bool:
@@ -236,6 +238,7 @@ def run_ladder(
         if oracle is not None:
             progress("float64 against the oracle", 0, total)
             oracle_reports = compare_with_oracle(outputs, oracle(batch), batch, config.pad_id, reproduce=reproduce)
+        attention = attention_in(*twins, batch, config.pad_id, report)
         del outputs, twins
         narrow = model, _as_type(flax, "float32") if flax else model
         ratios = {"float32": {}, "bfloat16": {}}
@@ -261,7 +264,17 @@ def run_ladder(
     rungs = tuple(_rows(report, oracle_reports, ratios, product, of_gradients, decide))
     sentences_needed = TEXT_SENTENCES + POOLED * per_input if too_few else None
     return Ladder(
-        report, input_coverage, oracle_reports, rungs, product, sums, pooled, decide, sentences_needed, comparison
+        report,
+        input_coverage,
+        oracle_reports,
+        rungs,
+        product,
+        sums,
+        pooled,
+        decide,
+        sentences_needed,
+        comparison,
+        attention,
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..compare import report as comparison_report
 from ..train.tracking.progress import progress_bar
-from .ladder import RATIO_BOUND, Ladder, run_ladder
+from .ladder import RATIO_BOUND, Ladder, Rung, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
@@ -18,7 +18,7 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) ->
     with progress_bar() as progress:
         ladder = run_ladder(*args, progress=progress, reproduce=title, **kwargs)
     console.print(_table(title, ladder, oracle_name))
-    console.print(_caption(ladder, oracle_name), style="dim")
+    console.print(caption(ladder, oracle_name), style="dim")
     for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():
         if not report.ok:
             suffix = "" if report is ladder.report else f" and {oracle_name}"
@@ -46,30 +46,38 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
     }
 
 
-def _caption(ladder: Ladder, oracle_name: str) -> str:
-    caption = f"float64: largest difference between the two models on the CPU. Inputs: {ladder.coverage}. "
-    caption += f"{oracle_name}: largest float64 difference of either model from it. " if oracle_name else ""
+def caption(ladder: Ladder, oracle_name: str) -> str:
+    """What the columns of the ladder's table are, over which inputs, and why some cells are empty."""
+    text = f"float64: largest difference between the two models on the CPU. Inputs: {ladder.coverage}. "
+    text += f"{oracle_name}: largest float64 difference of either model from it. " if oracle_name else ""
     if ladder.sentences_needed is not None:
         return (
-            f"{caption}Too few distinct sentences for float32 and bf16, which need at least {ladder.sentences_needed}: "
+            f"{text}Too few distinct sentences for float32 and bf16, which need at least {ladder.sentences_needed}: "
             "not compared."
         )
     if all(rung.float32_ratio is None for rung in ladder.rungs):
-        return f"{caption}float32 and bf16: not compared."
+        return f"{text}float32 and bf16: not compared."
     inputs = f"{ladder.inputs} input{'s' if ladder.inputs > 1 else ''}"
-    caption += f"Ratio: Flax error / PyTorch error, both against float64, over {inputs}"
+    text += f"Ratio: Flax error / PyTorch error, both against float64, over {inputs}"
     if not ladder.ratios_decide:
-        return f"{caption}. On text the ratios are reported only."
-    caption += (
+        return f"{text}. On text the ratios are reported only."
+    text += (
         f"; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
         f"isolated float32 matmuls of this width, {ladder.product_ratio:.2f}"
     )
     if ladder.sum_ratio is None:
-        return f"{caption}."
-    caption += f", those of gradients by that of sums over the rows of a batch, {ladder.sum_ratio:.2f}."
+        return f"{text}."
+    text += f", those of gradients by that of sums over the rows of a batch, {ladder.sum_ratio:.2f}."
     if any(rung.float32_ratio is None for rung in ladder.rungs if rung.name == "gradients"):
-        caption += " Rounding flipped a ReLU, so that float32 gradients are not compared."
-    return caption
+        text += " Rounding flipped a ReLU, so that float32 gradients are not compared."
+    return text
+
+
+def numbers(rung: Rung, oracle_name: str) -> list[str]:
+    """The cells of a rung's row: its errors in float64 and its ratios."""
+    errors = [rung.error, rung.oracle_error] if oracle_name else [rung.error]
+    texts = ["–" if error is None else f"{error:.1e}" if error else "0" for error in errors]
+    return texts + ["–" if ratio is None else f"{ratio:.2f}" for ratio in (rung.float32_ratio, rung.bfloat16_ratio)]
 
 
 def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
@@ -78,9 +86,6 @@ def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for rung in ladder.rungs:
-        errors = [rung.error, rung.oracle_error] if oracle_name else [rung.error]
-        texts = ["–" if error is None else f"{error:.1e}" if error else "0" for error in errors]
-        ratios = ("–" if ratio is None else f"{ratio:.2f}" for ratio in (rung.float32_ratio, rung.bfloat16_ratio))
         verdict = "[green]equal[/]" if rung.ok else "[bold red]DIFFERENT[/]"
-        table.add_row(rung.name, *texts, *ratios, verdict)
+        table.add_row(rung.name, *numbers(rung, oracle_name), verdict)
     return table

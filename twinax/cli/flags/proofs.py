@@ -41,6 +41,7 @@ class Parity(Languages):
             of the compiled program that trains.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
+        report: HTML file to write the results to, with the errors by layer and the attention weights of both models.
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[MODEL]")] = "tiny"
@@ -54,6 +55,7 @@ class Parity(Languages):
     shape: str | None = None
     seed: int = 0
     json_file: JsonFile = None
+    report: str | None = None
 
     def execute(self) -> int:
         """The exit status: 0 if everything is equal, else 1. Raises: UsageError."""
@@ -69,10 +71,10 @@ class Parity(Languages):
             enable_compilation_cache()
             if self.backends is None:
                 return int(not import_without_gc("twinax.cli.proofs.parity_command").prove(self))
-            if self.model in PRESETS or self.second or self.tgt or self.translations or self.shape:
+            if self.model in PRESETS or self.second or self.tgt or self.translations or self.shape or self.report:
                 raise UsageError(
-                    f"--backends {self.backends}: compares one checkpoint; omit presets, --tgt, --translations and "
-                    "--shape"
+                    f"--backends {self.backends}: compares one checkpoint; omit presets, --tgt, --translations, "
+                    "--shape and --report"
                 )
             return int(not import_without_gc("twinax.cli.text.backends_command").compare_searches(self))
 
@@ -92,11 +94,13 @@ class Audit:
             config as JSON, or any checkpoint: run, Hugging Face directory, .pt, .safetensors.
         seed: seed of the tokens, and of the weights if the model has none.
         json_file: JSON file to write the results to.
+        report: HTML file to write the results to, with the consequences of each defect.
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     seed: int = 0
     json_file: JsonFile = None
+    report: str | None = None
 
     def execute(self) -> int:
         """The exit status: 0 if there is no mistake, else 1. Raises: UsageError."""

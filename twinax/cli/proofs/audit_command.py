@@ -1,5 +1,6 @@
 """`twinax audit`: finds mistakes in a model."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ...audit import AuditError, audit_config
+from ...audit.page import page
 from ...configs import TransformerConfig
 from ...configs.training import TrainingConfig
 from ...convert import load
@@ -15,9 +17,10 @@ from ...presets.models import PRESETS
 from ...published.registry import SYSTEMS
 from ...train.tracking.progress import progress_bar
 from ..flags.proofs import Audit
-from ..usage import UsageError, check_outputs, report_assumed, write_json
+from ..usage import UsageError, check_outputs, check_report, report_assumed, write_json, write_text
 
 REPAIRED = "repaired"
+_RANDOM = "weights: random, because a config has none"
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,13 @@ class _Model:
     config: TransformerConfig
     training: TrainingConfig | None = None
     arrays: Any = None  # None: random weights
+    notes: tuple[str, ...] = ()  # what was assumed
 
 
 def examine(flags: Audit) -> bool:
     """Print the audit; return whether the model has no mistake."""
-    check_outputs([flags.json_file], [flags.model])
+    check_report(flags.report)
+    check_outputs([flags.json_file, flags.report], [flags.model])
     subject = _load(flags.model)
     with progress_bar() as progress:
         try:
@@ -50,10 +55,15 @@ def examine(flags: Audit) -> bool:
         console.print(f"{answer.question} No. {answer.breaks}", markup=False, highlight=False, style="red")
     if audit.dtype_line:
         console.print(audit.dtype_line, markup=False, highlight=False, style="dim")
+    notes = list(subject.notes)
     if subject.arrays is None:
-        console.print("weights: random, because a config has none", style="dim")
+        notes.append(_RANDOM)
+        console.print(_RANDOM, style="dim")
     if flags.json_file is not None:
         write_json(flags.json_file, audit.document())
+    if flags.report is not None:
+        command = shlex.join(["twinax", "audit", flags.model, "--seed", str(flags.seed)])
+        write_text(flags.report, page(audit, command, notes))
     return audit.ok
 
 
@@ -72,4 +82,5 @@ def _load(model: str) -> _Model:
     checkpoint = load(model)
     report_assumed(model, checkpoint)
     training = checkpoint.training.run.training if checkpoint.training is not None else None
-    return _Model(checkpoint.config, training, checkpoint.arrays)
+    notes = (f"assumed: {', '.join(checkpoint.assumed)}",) if checkpoint.assumed else ()
+    return _Model(checkpoint.config, training, checkpoint.arrays, notes)

@@ -20,6 +20,7 @@ from ...parity.functions import Batch, output_bytes
 from ...parity.ladder import POOLED, TEXT_SENTENCES, sentences_per_input
 from ...parity.oracles.published import find_oracle
 from ...parity.oracles.transformers import load_model, load_oracle
+from ...parity.page import page
 from ...parity.report import as_document, show_ladder
 from ...parity.search.translations import show_translations
 from ...parity.sentences import distinct_pairs, draw_from
@@ -28,7 +29,7 @@ from ...train.text.corpus import read_lines
 from ...train.tracking.progress import progress_bar
 from ..flags.proofs import Parity
 from ..text.text_commands import decoding_in, warn_about_text
-from ..usage import UsageError, check_outputs, report_assumed, write_json
+from ..usage import UsageError, check_outputs, check_report, report_assumed, write_json, write_text
 
 _COPIES = 6  # of all activations, which the ladder holds at once: those of both models, and what their gradients need
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
@@ -36,7 +37,8 @@ _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
 
 def prove(flags: Parity) -> bool:
     """Run the ladder, compare translations and print both; return whether everything is equal."""
-    check_outputs([flags.json_file], [flags.model, flags.second, flags.src, flags.tgt, flags.adapter])
+    check_report(flags.report)
+    check_outputs([flags.json_file, flags.report], [flags.model, flags.second, flags.src, flags.tgt, flags.adapter])
     if flags.src is None and (flags.tgt is not None or flags.translations):
         flag = "--translations" if flags.tgt is None else f"--tgt {flags.tgt}"
         raise UsageError(f"{flag}: needs --src, the source sentences")
@@ -102,6 +104,15 @@ def prove(flags: Parity) -> bool:
     if flags.json_file is not None:
         document |= {"equal": equal, "given": assumed}
         write_json(flags.json_file, document)
+    if flags.report is not None:
+        labels = None
+        if first is not None and text is not None and ladder.attention is not None:
+            tokenizers = first.tokenizers.src, first.tokenizers.tgt
+            labels = tuple(t.show(ids) for t, ids in zip(tokenizers, ladder.attention.tokens, strict=True))
+        options = {"assumed": assumed, "oracle_name": arguments.get("oracle_name", ""), "labels": labels}
+        if text is not None:
+            options |= {"texts": dict(enumerate(text.texts, 1)), "translations": document.get("translations", ())}
+        write_text(flags.report, page(ladder, (flags.model, flags.second or flags.model), **options))
     return equal
 
 

@@ -203,6 +203,7 @@ INVALID = {
     ),
     "no text": (("model.pt", "--backends", "torch"), "--backends torch: needs --src"),
     "a preset": (("tiny", "--backends", "torch", "--src", "src"), "compares one checkpoint"),
+    "a report": (("model.pt", "--backends", "torch", "--src", "src", "--report", "r.html"), "compares one checkpoint"),
     "two": (("model.pt", "--backends", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
     "nothing to compare": (
         ("model.pt", "--backends", "transformers", "--src", "src"),

@@ -190,8 +190,13 @@ def test_audit(command, tmp_path, monkeypatch):
     small = {"d_model": 16, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
     config = TransformerConfig.published("lucky_glass", as_published=True, src_vocab_size=9, tgt_vocab_size=9, **small)
     Path("c.json").write_text(config.to_json())
-    code, out, _ = command("audit", "c.json", "--json", "a.json")
+    code, out, _ = command("audit", "c.json", "--json", "a.json", "--report", "a.html")
     assert code == 1
+    page = Path("a.html").read_text()
+    assert "Audit of <code>c.json</code>" in page
+    assert "Repaired by <code>cross_attention_residual=&#39;add&#39;</code>" in page
+    assert "weights: random, because a config has none" in page
+    assert "twinax audit c.json --seed 0" in page
     assert "cross_attention_residual='add'" in out
     report = json.loads(Path("a.json").read_text())
     assert (report["dtype"], report["dtype_reason"]) == ("float64", "")

@@ -66,17 +66,30 @@ def test_devices_and_pipes_are_written_to(command, tmp_path):
         ("plan", "c.json", "--topology", "h100:8", "--json", "c.json"),
         ("compare", "a.py:f", "b.py:f", "--inputs", "a.py:g", "--json", "b.py"),
         ("compare", "a.py:f", "b.py:f", "--inputs", "a.py:g", "--json", "r.html", "--report", "r.html"),
+        ("parity", "x.pt", "--src", "a.html", "--report", "a.html"),
+        ("audit", "a.html", "--report", "./a.html"),
     ],
 )
 def test_no_command_overwrites_what_it_reads(arguments, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("x.pt", "a.txt", "a.png", "c.json", "a.py", "b.py"):
+    for name in ("x.pt", "a.txt", "a.png", "a.html", "c.json", "a.py", "b.py"):
         Path(name).write_text("mine")
     Path("link.pt").symlink_to("x.pt")
     code, out, err = command(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "of this command; name another file to write" in err
     assert all(path.read_text() == "mine" for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["parity", "audit"])
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [("r.json", "--report r.json: must end in .html"), ("none/r.html", "none/r.html: there is no directory none")],
+)
+def test_a_report_that_cannot_be_written_is_refused_first(name, report, line, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.pt").write_text("no checkpoint")
+    assert command(name, "x.pt", "--report", report) == (2, "", f"twinax: {line}\n")
 
 
 def test_parts_of_a_checkpoint_are_kept_and_other_files_written(command, tmp_path):

@@ -1,6 +1,7 @@
 """`twinax parity` on checkpoints and on text."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,9 +52,15 @@ def test_a_weight_that_differs_is_found(command, checkpoint_files):
     name = "decoder.layers.0.feed_forward.inner_proj.kernel"
     changes = {name: np.nextafter(checkpoint.arrays[name], np.float32(9))}
     convert.save(replace(checkpoint, arrays={**checkpoint.arrays, **changes}, training=None), Path("other.safetensors"))
-    code, out, _ = command("parity", "same.pt", "other.safetensors", "--src", "few", "--json", "p.json")
+    code, out, _ = command(
+        "parity", "same.pt", "other.safetensors", "--src", "few", "--json", "p.json", "--report", "p.html"
+    )
     report = json.loads(Path("p.json").read_text())
     assert (code, report["equal"]) == (1, False)
+    page = Path("p.html").read_text()
+    assert "<code>other.safetensors</code> in Flax against <code>same.pt</code> in PyTorch" in page
+    assert "✗</span> DIFFERENT" in page
+    assert "decoder.layers.0.feed_forward.inner" in page
     verdicts = {rung["name"]: rung["ok"] for rung in report["rungs"]}
     assert (verdicts["masks"], verdicts["encoder"], verdicts["decoder"]) == (True, True, False)
     assert "computation order: decoder.layers.0.feed_forward" in out
@@ -101,7 +108,8 @@ def test_batches_of_sentences():
 
 
 def test_translations_are_compared_token_for_token(command, checkpoint_files):
-    code, out, _ = command("parity", "same.pt", STORED, "--src", "few", "--translations", "--json", "p.json")
+    flags = ("--src", "few", "--translations", "--json", "p.json", "--report", "p.html")
+    code, out, _ = command("parity", "same.pt", STORED, *flags)
     report = json.loads(Path("p.json").read_text())
     assert (code, report["equal"]) == (0, True), out
     assert [(t["beam_size"], t["search"], t["equal"], t["different"]) for t in report["translations"]] == [
@@ -110,6 +118,12 @@ def test_translations_are_compared_token_for_token(command, checkpoint_files):
     ]
     texts = load(STORED).translate(["a b", "c"])
     assert report["translations"][0]["tokens"] == sum(len(text.split()) + 1 for text in texts)  # and EOS
+    page = Path("p.html").read_text()
+    assert "✓</span> equal" in page
+    assert "All translations agree." in page
+    assert report["command"] in page
+    assert re.search(r"source: (<code>a</code> <code>b</code>|<code>c</code>) <code>&lt;/s&gt;</code> </p>", page)
+    assert re.search(r"target: <code>&lt;s&gt;</code> <code>[AC]</code>", page)
 
 
 def test_translations_that_differ_are_named_by_their_line(checkpoint_files, capsys):

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install docs optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test serve-pages benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install docs optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test screenshots benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -153,9 +153,9 @@ benchmark-translation: install
 serve-test: install
 	$(BIN)/python -m benchmarks.serving.load docs/serving.md $(TEXT) $(RUN)
 
-# Take the pictures of the page of `twinax serve`. Needs Chromium and RUN.
-serve-pages: install
-	$(BIN)/python -m benchmarks.serving.screenshots docs/measurements $(RUN)
+# Take the pictures of reports, and of the page of `twinax serve` if there is RUN. Needs Chromium. Two minutes.
+screenshots: install
+	$(BIN)/python -m benchmarks.screenshots docs $(RUN)
 
 # Measure the time per kind of operation of a train step and of beam search. A few minutes.
 benchmark-operations: install

@@ -43,11 +43,10 @@ def page(
     reports = {"Flax against PyTorch": ladder.report}
     reports |= {f"{framework} against {oracle_name}": report for framework, report in ladder.oracle_reports.items()}
     attention = ladder.attention
-    if labels is not None or attention is None:
-        shown = labels or ((), ())
-    else:
-        shown = tuple(list(map(str, range(len(ids)))) for ids in attention.tokens)
-    short = [[label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…" for label in side] for side in shown]
+    positions = () if attention is None else [[str(i) for i in range(len(ids))] for ids in attention.tokens]
+    axes = [
+        [label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…" for label in side] for side in labels or positions
+    ]
     return render(
         "parity/page.html",
         ("compare/differences.css", "parity/page.css"),
@@ -72,8 +71,8 @@ def page(
         attention=attention,
         longest=LONGEST,
         labels=labels,
-        axes=short,
-        margin=4 + 5 * max((len(label) for side in short for label in side), default=0),
+        axes=axes,
+        margin=4 + 5 * max((len(label) for side in axes for label in side), default=0),
         maps=[] if attention is None else list(_maps(attention)),
         weight_colors=_png(np.arange(_WEIGHT_LEVELS + 1)[None], _WEIGHT_COLORS),
         translations=translations,
@@ -92,14 +91,19 @@ def _reasons(ladder: Ladder, oracle_name: str, translations: Sequence[Mapping[st
         count = len(ladder.report.failures)
         yield f"In float64, {count} of {arrays} arrays differ, first {ladder.report.first.path}."
     for framework, report in ladder.oracle_reports.items():
-        agrees = "agrees with" if report.ok else "differs from"
-        yield f"{framework} {agrees} {oracle_name} in {len(report.findings)} arrays."
+        count = f"{len(report.failures)} of {len(report.findings)} arrays"
+        verdict = f"agrees with {oracle_name}" if report.ok else f"differs from {oracle_name} in {count}"
+        yield f"In float64, {framework} {verdict}."
     narrow = [rung.name for rung in ladder.rungs if not rung.ok and not _differs(ladder, rung.name)]
     if narrow:
         yield f"In float32 or bfloat16, the errors of the two models are too far apart: {', '.join(narrow)}."
     if translations:
         different = sum(len(document["different"]) for document in translations)
-        yield f"{different} translations differ beyond rounding." if different else "All translations agree."
+        yield (
+            f"{different} translations differ beyond rounding."
+            if different
+            else "No translation differs beyond rounding."
+        )
 
 
 def _differs(ladder: Ladder, rung: str) -> bool:
@@ -128,10 +132,11 @@ def _legend() -> Iterator[str]:
 def _maps(attention: Attention) -> Iterator[dict[str, Any]]:
     """The images of each attention. Those that differ are open, or else those of the last layers."""
     different = [entry.path for entry in attention.maps if not entry.error <= entry.tolerance]
-    last = {entry.path.replace(entry.path.split(".")[2], "", 1): entry.path for entry in attention.maps}
+    parts = {entry.path: entry.path.split(".") for entry in attention.maps}
+    last = {(stack, module): path for path, (stack, _, _, module) in parts.items()}
     shown = different[:_OPEN] or list(last.values())
     for entry in attention.maps:
-        stack, _, layer, module = entry.path.split(".")
+        stack, _, layer, module = parts[entry.path]
         yield {
             "title": f"{stack} layer {layer}, {module.replace('_', '-')}",
             "map": entry,

@@ -60,9 +60,10 @@ def attention_in(
         head = int(np.argmax(errors))
         sides = _sides(finding.path)
         queries, keys = ((len(src), len(tgt))[side] for side in sides)
-        kept = (np.stack([weights.mean(0), weights[head]])[:, :queries, :keys] for weights in both)
+        both = [weights[:, :queries, :keys] for weights in both]
+        one, other = (np.stack([weights.mean(0), weights[head]]) for weights in both)
         path = finding.path.removesuffix(_WEIGHTS)
-        maps.append(AttentionMap(path, len(errors), head, *kept, float(errors[head]), finding.tolerance, sides))
+        maps.append(AttentionMap(path, len(errors), head, one, other, float(errors[head]), finding.tolerance, sides))
     ids = tuple(src.tolist()), tuple(tgt.tolist())
     return Attention(row, ids, (lengths[0], lengths[1]), tuple(maps))
 

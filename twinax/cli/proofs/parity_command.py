@@ -105,13 +105,12 @@ def prove(flags: Parity) -> bool:
         document |= {"equal": equal, "given": assumed}
         write_json(flags.json_file, document)
     if flags.report is not None:
-        labels = None
+        options: dict[str, Any] = {"assumed": assumed, "oracle_name": arguments.get("oracle_name", "")}
         if first is not None and text is not None and ladder.attention is not None:
-            tokenizers = first.tokenizers.src, first.tokenizers.tgt
-            labels = tuple(t.show(ids) for t, ids in zip(tokenizers, ladder.attention.tokens, strict=True))
-        options = {"assumed": assumed, "oracle_name": arguments.get("oracle_name", ""), "labels": labels}
-        if text is not None:
-            options |= {"texts": dict(enumerate(text.texts, 1)), "translations": document.get("translations", ())}
+            src, tgt = ladder.attention.tokens
+            options["labels"] = first.tokenizers.src.show(src), first.tokenizers.tgt.show(tgt)
+            options["texts"] = dict(enumerate(text.texts, 1))
+            options["translations"] = document.get("translations", ())
         write_text(flags.report, page(ladder, (flags.model, flags.second or flags.model), **options))
     return equal
 

@@ -149,7 +149,7 @@ benchmark: install
 benchmark-translation: install
 	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
 
-# Load `twinax serve` with 200 clients, beside CTranslate2; kill and restart it. TEXT: Multi30k. 12 minutes, with RUN.
+# Load `twinax serve` with 200 clients, beside CTranslate2; kill and restart it. TEXT: Multi30k. Half an hour, with RUN.
 serve-test: install
 	$(BIN)/python -m benchmarks.serving.load docs/serving.md $(TEXT) $(RUN)
 

@@ -1,7 +1,7 @@
 """Load `twinax serve` and the same server with CTranslate2, and kill and restart it.
 
 `python -m benchmarks.serving.load PAGE FOLDER RUN`: FOLDER has Multi30k in German and English, RUN is a run on it,
-which is trained if it does not exist (12 minutes). The page receives three tables. Twelve minutes.
+which is trained if it does not exist (12 minutes). The page receives four tables. Half an hour.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ from twinax.inference.translator import load
 
 SECONDS, WARM_UP, ROUNDS = 60.0, 20.0, 3
 CLIENTS = (1, 8, 200)
-NAMES = ("load", "requests under load", "restart", "load, machine")
+MINUTES = (1, 2, 4, 8, 16)  # of load, after which the memory is read
+NAMES = ("load", "requests under load", "memory under load", "restart", "load, machine")
 PROGRAM = str(Path(sys.executable).with_name("twinax"))
 
 
@@ -70,6 +71,7 @@ def main(page: Path, folder: Path, run: Path) -> None:
         kinds += [("refused with 503, and sent again", f"{record.refused:,}")]
         kinds += [("**wrong answers**", f"{len(record.wrong):,}"), ("**without an answer**", f"{len(record.lost):,}")]
         write_table(page, "requests under load", ("requests of 200 clients", "number"), kinds)
+        write_memory(page, systems["`twinax serve`"][0], environment, sources, translations)
         restarts = _restarts(systems["`twinax serve`"][0], run, sources[0], environment)
         rows = [(name, ", ".join(f"{s:.1f}" for s in seconds)) for name, seconds in restarts.items()]
         write_table(page, "restart", ("from start to", "seconds"), rows)
@@ -121,6 +123,30 @@ def _load(
 
     half = asyncio.run(run())
     return clients.record, (half, psutil.Process(process.pid).memory_info().rss)
+
+
+def write_memory(
+    page: Path, command: Sequence[str], environment: Mapping[str, str], sources: Sequence[str], expected: Sequence[str]
+) -> None:
+    """Load a server for the last of `MINUTES`, and write its memory."""
+    rows, clients = [], Clients("", sources, expected)
+
+    async def run() -> None:
+        begin = time.monotonic()
+        task = asyncio.create_task(clients.run(max(CLIENTS), 60.0 * MINUTES[-1]))
+        for minutes in MINUTES:
+            await asyncio.sleep(begin + 60 * minutes - time.monotonic())
+            size, answers = psutil.Process(process.pid).memory_info().rss, clients.record.answers.total()
+            rows.append((str(minutes), f"{answers:,}", f"{size / 1e6:,.0f} MB"))
+            print(*rows[-1], file=sys.stderr)
+        await task
+
+    with _server(command, environment) as (process, clients.address):
+        asyncio.run(run())
+    if clients.record.wrong or clients.record.lost:
+        raise RuntimeError(f"wrong: {clients.record.wrong[:3]}, without an answer: {clients.record.lost[:3]}")
+    header = (f"minutes of load by {max(CLIENTS)} clients", "requests answered", "memory")
+    write_table(page, "memory under load", header, rows)
 
 
 def _row(name: str, number: int, record: Record, memory: tuple[int, int]) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 import csv
 import gzip
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,6 +28,22 @@ def folder(tmp_path, monkeypatch):
 
 def text(side):
     return "".join(pair[side] + "\n" for pair in PAIRS).encode()
+
+
+def test_tmx_by_the_reader_of_the_page(folder):
+    """Markup, line breaks within a segment, other languages, and a unit without the source language."""
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    (block,) = re.findall(r"```python\n((?:(?!```).)*def to_tsv.*?)```", page, flags=re.DOTALL)
+    exec(block, reader := {})
+    unit = '<tuv xml:lang="de"><seg>{}</seg></tuv><tuv xml:lang="en"><prop>x</prop><seg>{}</seg></tuv>'
+    units = [unit.format("ein <bpt>Haus</bpt>\n &amp; Hof", "a house"), unit.format("zwei", "two"), ""]
+    units[2] = '<tuv xml:lang="fr"><seg>trois</seg></tuv><tuv xml:lang="en"><seg>three</seg></tuv>'
+    text = "".join(f"<tu>{unit}</tu>" for unit in units)
+    with gzip.open("a.tmx.gz", "wt") as file:
+        file.write(f'<?xml version="1.0"?><tmx version="1.4"><header/><body>{text}</body></tmx>')
+    reader["to_tsv"]("a.tmx.gz", "a.tsv", "de", "en")
+    expected = [("ein Haus & Hof", "a house"), ("zwei", "two"), ("", "three")]
+    assert list(read_pairs(CorpusConfig(dataset="a.tsv"))) == expected
 
 
 def test_parallel_text(folder):

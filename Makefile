@@ -73,7 +73,7 @@ scale-test: install
 kill-test-hosts: install
 	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/measurements/scale-test.md kills
 
-# Compare decoding with transformers, token by token. A minute.
+# Compare decoding with transformers, token by token. Half an hour.
 decoding-matrix: install
 	$(BIN)/python -m benchmarks.decoding.decoding_matrix docs/measurements/decoding-matrix.md
 

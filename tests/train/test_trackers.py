@@ -43,7 +43,12 @@ def test_the_trackers_of_the_page_log(tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     (tmp_path / "trackers.py").write_text("\n".join([*BLOCKS, LOGGED]))
-    environment = {"HOME": str(tmp_path), "PATH": str(python.parent), "WANDB_SILENT": "true", "GIT_PYTHON_REFRESH": "quiet"}
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": str(python.parent),
+        "WANDB_SILENT": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+    }
     subprocess.run([python, "trackers.py"], check=True, cwd=tmp_path, env=environment)
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     for logged in (rb"training/loss\W+6\.9", rb"training/loss\W+6\.5", rb"validation/loss\W+6\.6"):

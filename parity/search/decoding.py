@@ -189,17 +189,15 @@ def measure(
     src = sentences(config.pad_id, number)
     decoding = as_generate(config, beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
-    rounding = ROUNDING["float32"]
-    if dtype != "float64":
-        rounding = max(rounding, _effect_of_rounding(reference, config, arrays, src, decoding))
+    rounding = _rounding(dtype, reference, config, arrays, src, decoding)
     candidate = flax_transformer.generate(model, src, decoding)
     oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)
     return Row(
         name,
         dtype,
         beam_size,
-        compare_decoded(candidate, reference, decoding, ROUNDING[dtype] if dtype == "float64" else rounding),
-        compare_decoded(oracle, reference, decoding, rounding),
+        compare_decoded(candidate, reference, decoding, rounding),
+        compare_decoded(oracle, reference, decoding, max(rounding, ROUNDING["float32"])),
         reference.lengths[:, 0],
     )
 
@@ -222,17 +220,25 @@ def compare_kind(checkpoint: Checkpoint, dtype: str, kind: str, number: int = 20
     model, src = flax_transformer.Transformer.from_arrays(config, arrays), sentences(config.pad_id, number)
     decoding = DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST, **KINDS[kind])
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
-    return compare_decoded(flax_transformer.generate(model, src, decoding), reference, decoding, ROUNDING[dtype])
+    rounding = _rounding(dtype, reference, config, arrays, src, decoding)
+    return compare_decoded(flax_transformer.generate(model, src, decoding), reference, decoding, rounding)
 
 
-def _effect_of_rounding(
-    reference: Decoded, config: TransformerConfig, arrays: Mapping[str, Any], src: np.ndarray, decoding: DecodingConfig
+def _rounding(
+    dtype: str,
+    reference: Decoded,
+    config: TransformerConfig,
+    arrays: Mapping[str, Any],
+    src: np.ndarray,
+    decoding: DecodingConfig,
 ) -> float:
-    """Largest difference of PyTorch's own sums of log-probabilities from those in float64, in nats."""
+    """`ROUNDING`; below float64, at least the largest difference of PyTorch's own sums from those in float64."""
+    if dtype == "float64":
+        return ROUNDING[dtype]
     wide = config.replace(param_dtype="float64", compute_dtype="float64")
     model = flax_transformer.Transformer.from_arrays(wide, {n: a.astype("float64") for n, a in arrays.items()})
     exact = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
-    return compare_decoded(exact, reference, decoding, 0.0).score_error
+    return max(ROUNDING["float32"], compare_decoded(exact, reference, decoding, 0.0).score_error)
 
 
 # name -> context in which the PyTorch search has the mistake

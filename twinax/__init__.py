@@ -4,12 +4,16 @@ Subpackages are loaded on first use: `import twinax` imports neither jax nor tor
 """
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .backend.submodules import lazy_attributes
 from .backend.xla_flags import avoid_wrong_sums
 from .configs import registry
 from .renamed import RenamedModules
+
+if TYPE_CHECKING:
+    from .configs import TransformerConfig as TransformerConfig
+    from .inference.translator import load as load
 
 __version__ = "0.1.0"
 

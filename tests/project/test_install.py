@@ -1,12 +1,15 @@
-"""The package as others install it: a wheel has every sub-package, under the one name `twinax`."""
+"""The package as others install it: wheel, sdist and their metadata."""
 
 import importlib
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email.parser import BytesParser
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -38,17 +41,42 @@ def test_every_folder_is_listed():
 
 
 @pytest.fixture(scope="module")
-def wheel_folder(tmp_path_factory):
-    """A folder that holds only the unpacked wheel, built from a copy so that no build folder remains."""
-    folder = tmp_path_factory.mktemp("wheel")
-    ignore = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+def dist(tmp_path_factory):
+    """A folder with the sdist, the wheel that was built from it, and in `site` the unpacked wheel.
+
+    They are built from a copy, so that no build folder remains.
+    """
+    folder = tmp_path_factory.mktemp("dist")
+    ignore = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "build", "dist", "runs", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, folder / "source", ignore=ignore)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
     (wheel,) = folder.glob("twinax-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
-    return folder / "site"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel_folder(dist):
+    """A folder that holds only the unpacked wheel."""
+    return dist / "site"
+
+
+@pytest.fixture(scope="module")
+def package_metadata(wheel_folder):
+    """What an index shows of the package."""
+    (file,) = wheel_folder.glob("*.dist-info/METADATA")
+    return BytesParser().parsebytes(file.read_bytes())
+
+
+TYPED = """import twinax
+from twinax import TransformerConfig, convert
+
+reveal_type(TransformerConfig.preset("tiny").d_model)  # int
+reveal_type(twinax.load("run").translate(["a"]))  # list[str]
+reveal_type(convert.load("model.pt").config)  # TransformerConfig
+"""
 
 
 def run(code, folder, cwd):
@@ -70,7 +98,51 @@ def test_wheel_has_every_source_file(wheel_folder):
     for folder in HOUSE:
         for path in (path for suffix in ("py", "html", "css") for path in (ROOT / folder).rglob(f"*.{suffix}")):
             assert (wheel_folder / "twinax" / path.relative_to(ROOT)).exists(), path
+    assert (wheel_folder / "twinax" / "py.typed").exists()  # one holds for all subpackages
     assert sorted(p.name for p in wheel_folder.iterdir() if "dist-info" not in p.name) == ["twinax"]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
+def test_sdist_has_every_file_of_the_repository_and_no_other(dist):
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    with tarfile.open(*dist.glob("twinax-*.tar.gz")) as archive:
+        files = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    generated = {name for name in files if name.startswith("twinax.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert files - generated == {name for name in listed if (ROOT / name).is_file()}
+
+
+def test_version_is_that_of_the_module(package_metadata):
+    assert package_metadata["Version"] == importlib.import_module("twinax").__version__
+
+
+def test_every_address_of_the_package_is_in_the_repository():
+    urls = SETTINGS["project"]["urls"]
+    assert all((url + "/").startswith(urls["Repository"] + "/") for url in urls.values())
+
+
+def test_links_of_the_description_lead_to_files_of_this_version(package_metadata):
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", package_metadata.get_payload(decode=True).decode())
+    assert len(links) > 30
+    repository = SETTINGS["project"]["urls"]["Repository"]
+    for image, target in links:
+        assert re.match(r"https://\w", target), target
+        if target.startswith(repository):
+            kind, version, file = target.removeprefix(f"{repository}/").partition("#")[0].split("/", 2)
+            assert (ROOT / file).exists(), target
+            assert version == f"v{package_metadata['Version']}"
+            assert kind == ("raw" if image else "tree" if (ROOT / file).is_dir() else "blob")
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_types(wheel_folder, tmp_path):
+    """Of the names that are loaded on first use too."""
+    (tmp_path / "own.py").write_text(TYPED)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(wheel_folder)]}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    messages = [entry["message"] for entry in json.loads(result.stdout)["generalDiagnostics"]]
+    assert messages == [f'Type of "{name}" is "{kind}"' for name, kind in re.findall(r"\((.*)\)  # (.*)", TYPED)]
 
 
 def test_a_user_s_own_train_and_configs_do_no_harm(wheel_folder, tmp_path):

@@ -7,8 +7,11 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-(VERSION,) = re.findall(r'^__version__ = "(.+)"', (ROOT / "twinax/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+SETTINGS, MODULE, README = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "twinax/__init__.py", "README.md")
+)
+REPOSITORY = tomllib.loads(SETTINGS)["project"]["urls"]["Repository"]
+(VERSION,) = re.findall(r'^__version__ = "(.+)"', MODULE, flags=re.MULTILINE)
 
 
 def absolute(link: re.Match[str]) -> str:
@@ -18,7 +21,5 @@ def absolute(link: re.Match[str]) -> str:
     return f"{image}[{text}]({REPOSITORY}/{kind}/v{VERSION}/{target})"
 
 
-README = re.sub(
-    r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)", absolute, (ROOT / "README.md").read_text(encoding="utf-8")
-)
-setup(long_description=README, long_description_content_type="text/markdown")
+description = re.sub(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)", absolute, README)
+setup(long_description=description, long_description_content_type="text/markdown")

@@ -7,20 +7,19 @@ from pathlib import Path
 
 import jax
 
-_PACKAGES = ("twinax", "jax", "jaxlib", "flax", "torch")
+PACKAGES = ("twinax", "jax", "jaxlib", "flax", "torch")
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}  # by the processor's flag, widest first
 _PROCESSOR = Path("/proc/cpuinfo")
 
 
 def environment() -> dict[str, str]:
     """Versions of the packages and of Python, the platform, the processor and the devices of JAX, by name."""
-    devices = Counter(device.device_kind for device in jax.devices())
-    versions = {name: installed for name in _PACKAGES if (installed := _version(name)) is not None}
+    versions = {name: installed for name in PACKAGES if (installed := _version(name)) is not None}
     return versions | {
         "Python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor(),
-        "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
+        "devices": _devices(),
     }
 
 
@@ -31,6 +30,15 @@ def processor() -> str:
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     vectors = next((f" with {name}" for flag, name in _VECTORS.items() if flag in flags), "")
     return f"{names[0] if names else platform.machine()}{vectors}"
+
+
+def _devices() -> str:
+    """The devices of JAX, or why it finds none."""
+    try:
+        devices = Counter(device.device_kind for device in jax.devices())
+    except (RuntimeError, AssertionError) as error:  # AssertionError: JAX_PLATFORMS names one whose plugin is missing
+        return f"none: {str(error) or 'JAX finds no platform'}"
+    return ", ".join(f"{count} × {kind}" for kind, count in devices.items())
 
 
 def _version(package: str) -> str | None:

@@ -57,4 +57,5 @@ def _size_of(number: int) -> int:
 
 def decoding_threads() -> int:
     """The number of batches that are decoded at the same time: two on a CPU, of which one batch occupies few cores."""
-    return 2 if jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) > 1 else 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return 2 if jax.default_backend() == "cpu" and cores > 1 else 1

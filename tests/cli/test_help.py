@@ -10,10 +10,12 @@ import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from twinax.backend import environment
 from twinax.cli import commands
 from twinax.cli.flags.foreign_flags import FOREIGN, LISTS, check_flags
 from twinax.cli.flags.train_help import FIRST
@@ -45,6 +47,28 @@ except SystemExit:
     modules = result.stderr.split()
     assert len(modules) < 350
     assert not BASICS & set(modules)
+
+
+def test_the_version_lists_what_a_bug_report_needs(command, monkeypatch):
+    """And names a package that is missing."""
+    names = ["twinax", "jax", "jaxlib", "flax", "torch", "Python", "platform", "processor", "devices"]
+    code, out, err = command("--version")
+    rows = [line.split(" ", 1) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert [name for name, _ in rows] == names
+    assert all(re.match(r"\d+\.\d+", version) for _, version in rows[:6])
+    assert rows[8][1].endswith("× cpu")
+    monkeypatch.setattr(environment, "PACKAGES", ("twinax", "no-package"))
+    assert command("--version")[1].splitlines()[1] == "no-package not installed"
+
+
+@pytest.mark.parametrize(("error", "reason"), [(RuntimeError("no TPU"), "no TPU"), (AssertionError(), "JAX finds no")])
+def test_the_version_is_printed_without_devices(error, reason, command, monkeypatch):
+    """JAX raises either if JAX_PLATFORMS names a platform that it lacks."""
+    monkeypatch.setattr("jax.devices", Mock(side_effect=error))
+    code, out, _ = command("--version")
+    assert code == 0
+    assert out.splitlines()[-1].startswith(f"devices none: {reason}")
 
 
 @pytest.fixture

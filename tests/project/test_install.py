@@ -201,3 +201,14 @@ def test_accelerators_are_extras_that_jax_has(name):
     assert extra in metadata("jax").get_all("Provides-Extra")
     for page in ("README.md", "README.zh-CN.md", "docs/runs.md"):
         assert f".[{name}]" in (ROOT / page).read_text()
+
+
+def test_calls_that_macos_lacks_are_not_needed(monkeypatch):
+    from twinax.cli.proofs.parity_command import _parse_shape
+    from twinax.configs import TransformerConfig
+    from twinax.inference.batches import decoding_threads
+
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.sysconf_names", {})
+    assert decoding_threads() in (1, 2)
+    assert _parse_shape("2x3", TransformerConfig.preset("tiny")) == (2, 3)

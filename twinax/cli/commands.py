@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
 from types import CoroutineType
 from typing import Any
 
@@ -68,7 +67,7 @@ def main() -> None:
 def _run(name: str, words: Sequence[str], *, verify: bool) -> int:
     """Run a command with its arguments; return its exit status."""
     if name == "--version":
-        print(f"twinax {version('twinax')}")
+        _print_versions()
         return 0
     if name[:1] not in ("", "-") and name not in COMMANDS:
         hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(name, COMMANDS, 1))
@@ -83,6 +82,13 @@ def _run(name: str, words: Sequence[str], *, verify: bool) -> int:
     commands = _with_own_flags() if any("-completion" in word for word in arguments) else COMMANDS
     tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="twinax", description=_DESCRIPTION)
     return 0
+
+
+def _print_versions() -> None:
+    """Print what a report of a defect needs: versions, platform and devices, one per line."""
+    module = import_without_gc("twinax.backend.environment")
+    for name, value in (dict.fromkeys(module.PACKAGES, "not installed") | module.environment()).items():
+        print(name, value)
 
 
 def _with_own_flags() -> dict[str, Any]:

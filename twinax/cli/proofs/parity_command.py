@@ -123,6 +123,8 @@ def _parse_shape(shape: str, config: TransformerConfig) -> tuple[int, int]:
     if int(tokens) > config.max_length:
         raise UsageError(f"--shape {shape}: the model's maximum is max_length={config.max_length} tokens")
     needed = _COPIES * output_bytes(config.replace(compute_dtype="float64"), int(sentences), int(tokens))
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS
+        return int(sentences), int(tokens)
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > available:
         raise UsageError(

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-PAGES = [READMES[0], ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted({*ROOT.glob("*.md")} - {READMES[1]}), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

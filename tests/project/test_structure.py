@@ -88,6 +88,7 @@ def test_imports_lead_to_earlier_floors(folder, graph):
             assert target_folder == folder or FLOOR[target_folder] < FLOOR[folder], f"{name} imports {target}"
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
 def test_every_folder_with_code_has_a_floor():
     tracked = subprocess.run(["git", "ls-files", "*/*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name.partition("/")[0] for name in tracked.stdout.splitlines()} <= FLOOR.keys()

@@ -18,7 +18,7 @@ from twinax.train.data import store_writing
 from twinax.train.data.corpus_store import CorpusStore
 from twinax.train.data.prepare import prepare
 
-STORE_V1 = Path(__file__).parents[2] / "checkpoints" / "store-v1"
+STORE_V1 = Path(__file__).parent / "store-v1"
 FINGERPRINT_V1 = "033d194ca8d8ea7e 8cdb9f638e043832"  # as version 1 printed it
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
+from ..backend.notebook import result_html
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -68,6 +70,12 @@ class Audit:
             lines.append(f"  {answer.question} No: {answer.measured}{location}. {answer.breaks}")
         lines += [f"  {m.setting}: {m.breaks}; repaired by {m.repaired}" for m in self.mistakes]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(a.question, a.measured, a.where, a.breaks) for a in self.findings]
+        rows += [(m.setting, f"repaired by {m.repaired}", "", m.breaks) for m in self.mistakes]
+        columns = ("finding", "measured", "first in", "what it breaks")
+        return result_html(f"{self.name}: {self.verdict}", self.ok, columns, rows)
 
     def document(self) -> dict[str, Any]:
         """The report as JSON values."""

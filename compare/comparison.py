@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..backend.notebook import result_html
 from ..backend.self_test import check_compiler
 from .capture.inputs import positional
 from .capture.models import capture
@@ -57,6 +58,16 @@ class Comparison:
     def ok(self) -> bool:
         """Whether both are the same function on these inputs, in all that was compared."""
         return self.verdict.startswith("equal")
+
+    def _repr_html_(self) -> str:
+        errors: dict[tuple[str, ...], float] = {}  # the same difference often occurs in several layers
+        for part, diagnosis in (("outputs", self.forward), ("gradients", self.backward)):
+            for d in diagnosis.defects if diagnosis is not None else ():
+                lines = ", ".join(dict.fromkeys(o.line or o.module for o in d.reference if o.line or o.module))
+                row = (part, ", ".join(d.lines), d.note or str(d.repair or "none found"), lines)
+                errors[row] = max(d.error, errors.get(row, 0.0))
+        columns = ("", "candidate", "repair", "reference", "error")
+        return result_html(self.verdict, self.ok, columns, [(*row, f"{error:.1g}") for row, error in errors.items()])
 
     def __str__(self) -> str:
         """The findings, one per line."""

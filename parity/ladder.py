@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import convert, flax_transformer, torch_reference
+from ..backend.notebook import result_html
 from ..backend.self_test import check_compiler
 from ..compare.comparison import Comparison, compare
 from ..configs.schema import TransformerConfig
@@ -91,10 +92,22 @@ class Ladder:
         """Whether every rung and every array holds."""
         return all(report.ok for report in self.reports) and all(rung.ok for rung in self.rungs)
 
+    def _repr_html_(self) -> str:
+        rows = [(r.name, *numbers(r, ""), "equal" if r.ok else "DIFFERENT") for r in self.rungs]
+        columns = ("rung", "float64", "float32 ratio", "bf16 ratio", "verdict")
+        return result_html("equal" if self.ok else "DIFFERENT", self.ok, columns, rows)
+
     @property
     def reports(self) -> tuple[Report, ...]:
         """All comparisons in float64."""
         return (self.report, *self.oracle_reports.values())
+
+
+def numbers(rung: Rung, oracle_name: str) -> list[str]:
+    """The cells of a rung's row: its errors in float64 and its ratios."""
+    errors = [rung.error, rung.oracle_error] if oracle_name else [rung.error]
+    texts = ["–" if error is None else f"{error:.1e}" if error else "0" for error in errors]
+    return texts + ["–" if ratio is None else f"{ratio:.2f}" for ratio in (rung.float32_ratio, rung.bfloat16_ratio)]
 
 
 def rung_of(path: str) -> str:

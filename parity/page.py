@@ -14,8 +14,8 @@ from ..compare.page import differences
 from .attention import LONGEST, Attention, AttentionMap
 from .harness import Criterion
 from .heat_map import BOUNDS, COLORS, blocks, levels, outside_layers
-from .ladder import Ladder
-from .report import caption, numbers
+from .ladder import Ladder, numbers
+from .report import caption
 
 _LISTED = 20  # arrays that differ, and sentences whose translations do
 _OPEN = 3  # attentions whose images are shown at first

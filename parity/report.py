@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..compare import report as comparison_report
 from ..train.tracking.progress import progress_bar
-from .ladder import RATIO_BOUND, Ladder, Rung, run_ladder
+from .ladder import RATIO_BOUND, Ladder, numbers, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
@@ -71,13 +71,6 @@ def caption(ladder: Ladder, oracle_name: str) -> str:
     if any(rung.float32_ratio is None for rung in ladder.rungs if rung.name == "gradients"):
         text += " Rounding flipped a ReLU, so that float32 gradients are not compared."
     return text
-
-
-def numbers(rung: Rung, oracle_name: str) -> list[str]:
-    """The cells of a rung's row: its errors in float64 and its ratios."""
-    errors = [rung.error, rung.oracle_error] if oracle_name else [rung.error]
-    texts = ["–" if error is None else f"{error:.1e}" if error else "0" for error in errors]
-    return texts + ["–" if ratio is None else f"{ratio:.2f}" for ratio in (rung.float32_ratio, rung.bfloat16_ratio)]
 
 
 def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:

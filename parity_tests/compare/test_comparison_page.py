@@ -5,6 +5,7 @@ import hashlib
 import re
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from types import ModuleType
 from typing import get_args
@@ -298,3 +299,18 @@ def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypa
     assert [line.number for line in snippet.lines] == [1, 2, 3, 4, 7, 8, 9]
     assert [line.text for line in snippet.lines if line.named] == ["line 2 of a", "line 9 of a"]
     assert snippets(["models/port.py:3"]) == []
+
+
+def test_a_notebook_shows_the_verdict_and_the_differences(different, equal):
+    html = different._repr_html_()
+    assert "✗ different" in html
+    assert html.count("<tr>") == 1 + len(different.forward.defects)
+    for defect in different.forward.defects:
+        assert f">{escape(str(defect.repair))}</td>" in html
+        assert f">{defect.error:.1g}</td>" in html
+    defect = replace(different.forward.defects[0], note="<script>")
+    html = replace(different, forward=replace(different.forward, defects=(defect,)))._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html
+    assert "<table>" not in equal._repr_html_()
+    assert equal.verdict in equal._repr_html_()

@@ -137,7 +137,9 @@ def write_memory(
         for minutes in MINUTES:
             await asyncio.sleep(begin + 60 * minutes - time.monotonic())
             size, answers = psutil.Process(process.pid).memory_info().rss, clients.record.answers.total()
-            rows.append((str(minutes), f"{answers:,}", f"{size / 1e6:,.0f} MB"))
+            metrics = (await asyncio.to_thread(httpx2.get, f"{clients.address}/metrics", timeout=60)).text
+            programs = [line.split()[1] for line in metrics.splitlines() if line.startswith("twinax_programs_total ")]
+            rows.append((str(minutes), f"{answers:,}", f"{float(programs[0]):.0f}", f"{size / 1e6:,.0f} MB"))
             print(*rows[-1], file=sys.stderr)
         await task
 
@@ -145,7 +147,7 @@ def write_memory(
         asyncio.run(run())
     if clients.record.wrong or clients.record.lost:
         raise RuntimeError(f"wrong: {clients.record.wrong[:3]}, without an answer: {clients.record.lost[:3]}")
-    header = (f"minutes of load by {max(CLIENTS)} clients", "requests answered", "memory")
+    header = (f"minutes of load by {max(CLIENTS)} clients", "requests answered", "compiled programs", "memory")
     write_table(page, "memory under load", header, rows)
 
 

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jax import monitoring
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -102,7 +103,9 @@ def application(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        monitoring.register_event_duration_secs_listener(service.metrics.observe_event)
         yield
+        monitoring.unregister_event_duration_listener(service.metrics.observe_event)
         await asyncio.to_thread(service.batcher.close)
 
     app = Starlette(routes=routes, exception_handlers=_error_handlers(service.metrics), lifespan=lifespan)

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128)
+_LOADED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also for programs from the compilation cache
 
 
 class Metrics:
@@ -23,6 +24,9 @@ class Metrics:
         self.left = Counter("twinax_clients_left", "Requests whose client left before the answer", registry=registry)
         self._rounds = Histogram("twinax_round_items", "Items per round", buckets=_ITEMS, registry=registry)
         self._busy = Counter("twinax_busy_seconds", "Seconds in which the model computed", registry=registry)
+        self._programs = Counter(
+            "twinax_programs", "Programs that were compiled or read from the compilation cache", registry=registry
+        )
         Gauge("twinax_waiting", "Sentences that wait", registry=registry).set_function(waiting)
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
@@ -34,6 +38,11 @@ class Metrics:
         """Count a round of the batcher."""
         self._rounds.observe(size)
         self._busy.inc(seconds)
+
+    def observe_event(self, event: str, seconds: float, **details: object) -> None:
+        """Count a compiled program, as a listener of `jax.monitoring`."""
+        if event == _LOADED:
+            self._programs.inc()
 
     def text(self) -> bytes:
         """The text that Prometheus reads."""

@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,6 +213,19 @@ def test_metrics_count_what_was_answered(translator):
     assert values['twinax_requests_total{path="other",status="404"}'] == "1.0"
     assert values['twinax_request_seconds_count{path="/translate"}'] == "2.0"
     assert float(values["twinax_round_items_sum"]) == 2.0
+
+
+def test_metrics_count_compiled_programs(translator):
+    def count(client):
+        return float(re.search(r"^twinax_programs_total (\S+)", client.get("/metrics").text, re.MULTILINE)[1])
+
+    with client_of(translator) as client:
+        before = count(client)
+        program = jax.jit(lambda x: x + 1)
+        program(np.ones(2, "f"))
+        program(np.ones(3, "f"))
+        program(np.ones(3, "f"))
+        assert count(client) == before + 2
 
 
 def test_a_token_opens_what_translates(translator):

@@ -38,6 +38,8 @@ settings.register_profile("twinax", max_examples=30, deadline=None, derandomize=
 settings.load_profile("twinax")
 
 
+_EXTENDED = Path(__file__).parent / "tests" / "extended.txt"  # cases, which `make extended-tests` lists
+
 # Files whose tests wait for other processes, or are few and long: no test process is left with one of them at the end.
 _FIRST = ("test_demo.py", "test_processes.py", "test_docs.py", "test_kills.py", "test_without_torch.py")
 
@@ -48,8 +50,13 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest."""
+    """Mark the extended cases; begin with the files that take longest."""
+    extended = {*_EXTENDED.read_text(encoding="utf-8").splitlines()}
+    for item in items:
+        if item.nodeid in extended:
+            item.add_marker("extended")
     items.sort(key=lambda item: _FIRST.index(item.path.name) if item.path.name in _FIRST else len(_FIRST))
 
 
@@ -70,8 +77,6 @@ def pytest_configure(config):
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
     # A training keeps its process's memory in one heap, which the tests of many files would cut into pieces.
     import_module("twinax.train.loop.loop").keep_freed_memory = lambda: False
-    # A search that others' work on the machine cuts short names fewer differences.
-    import_module("twinax.compare.repair.diagnosis")._SECONDS = 200.0
     if config.getoption("markexpr") != "slow":  # these tests run their programs more often
         flags = import_module("twinax.backend.xla_flags").fast_compilation()
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()

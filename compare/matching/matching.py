@@ -5,7 +5,7 @@ from copy import copy
 from functools import cached_property
 from itertools import islice, permutations
 from math import inf, isfinite
-from time import monotonic
+from time import process_time
 from typing import Self
 
 import numpy as np
@@ -97,7 +97,10 @@ def proportion(one: Signature, other: Signature) -> float:
 
 
 class Deadline:
-    """When a search for differences and repairs ends, with what it found until then."""
+    """When a search for differences and repairs ends, with what it found until then.
+
+    It counts processor time, so that other programs on the machine change no verdict.
+    """
 
     def __init__(self) -> None:
         self.seconds = inf
@@ -105,12 +108,12 @@ class Deadline:
 
     def start(self, seconds: float) -> None:
         """It ends in so many seconds."""
-        self.seconds, self._end = seconds, monotonic() + seconds
+        self.seconds, self._end = seconds, process_time() + seconds
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended."""
-        return monotonic() > self._end
+        return process_time() > self._end
 
 
 class Values:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
-from time import monotonic
+from time import process_time
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ from .float32_constants import explain
 from .state import State
 
 MAX_DEFECTS = 24
-_SECONDS = 20.0  # of the search for differences and repairs
+_SECONDS = 20.0  # of processor time, in which differences and repairs are searched for
 _RUNS = 50  # times that both models could run, if that takes longer
 _MOST_SECONDS = 240.0  # whatever they take
 _NOWHERE = "the outputs differ, but no diverging operation was found"
@@ -176,9 +176,9 @@ class _Walks:
         parts = _parts(*self.sides)
         state = State(*self.sides, first, self.least)
         if state.open_outputs and self.alike is None:
-            start = monotonic()
+            start = process_time()
             self.alike = self.samples.are_alike(state.matches)
-            state.candidate.deadline.start(max(_SECONDS, min(_RUNS * (monotonic() - start), _MOST_SECONDS)))
+            state.candidate.deadline.start(max(_SECONDS, min(_RUNS * (process_time() - start), _MOST_SECONDS)))
         samples = self.samples if self.alike else None
         state.samples = samples
         closed: State | None = None  # after all that differs by more than rounding

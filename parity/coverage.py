@@ -10,7 +10,7 @@ from .functions import Batch
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which cases a batch and a model's arrays cover: padding, ragged lengths, nonzero biases, gains other than 1."""
+    """Which cases inputs and arrays cover: padding, ragged lengths, nonzero biases, norm scales other than 1."""
 
     sentences: int
     src_padding: int  # positions
@@ -20,8 +20,8 @@ class Coverage:
     masked_sources: int  # sources without a token to attend to
     biases: int
     zero_biases: int  # biases that are all 0
-    gains: int
-    unit_gains: int  # gains that are all 1
+    scales: int
+    unit_scales: int  # scales that are all 1
 
     @property
     def gaps(self) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class Coverage:
             "sources of one length": self.src_lengths < 2,
             "targets of one length": self.tgt_lengths < 2,
             f"{self.zero_biases} of {self.biases} biases are all 0": self.zero_biases > 0,
-            f"{self.unit_gains} of {self.gains} gains are all 1": self.unit_gains > 0,
+            f"{self.unit_scales} of {self.scales} norm scales are all 1": self.unit_scales > 0,
         }
         return tuple(text for text, is_missing in missing.items() if is_missing)
 
@@ -47,7 +47,7 @@ class Coverage:
             f"{_count(self.tgt_lengths, 'target length')}; padding: {_count(self.src_padding, 'source position')}, "
             f"{_count(self.tgt_padding, 'target position')}; {_count(self.masked_sources, 'source')} without a token; "
             f"{self.biases - self.zero_biases} of {self.biases} biases not 0, "
-            f"{self.gains - self.unit_gains} of {self.gains} gains not 1"
+            f"{self.scales - self.unit_scales} of {self.scales} norm scales not 1"
         )
 
 
@@ -56,7 +56,7 @@ def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Cov
     src_keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
     tgt_keep = batch.tgt_tokens != pad_id
     biases = [np.asarray(array) for name, array in arrays.items() if name.endswith(".bias")]
-    gains = [np.asarray(array) for name, array in arrays.items() if name.endswith(".scale")]
+    scales = [np.asarray(array) for name, array in arrays.items() if name.endswith(".scale")]
     return Coverage(
         sentences=len(batch.labels),
         src_padding=int((~src_keep).sum()),
@@ -66,8 +66,8 @@ def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Cov
         masked_sources=int((~src_keep.any(1)).sum()),
         biases=len(biases),
         zero_biases=sum(not array.any() for array in biases),
-        gains=len(gains),
-        unit_gains=sum(bool((array == 1).all()) for array in gains),
+        scales=len(scales),
+        unit_scales=sum(bool((array == 1).all()) for array in scales),
     )
 
 

@@ -163,7 +163,7 @@ def _error_ratio(products: Iterable[tuple[np.ndarray, ...]]) -> float:
 
 
 def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
-    """Random parameters, and tables, of a model. Norm gains and biases are random too, because 1 and 0 hide mistakes.
+    """Random parameters, and tables, of a model. Norm scales and biases are random too, because 1 and 0 hide mistakes.
 
     Kernels are N(0, 1/inputs), embeddings N(0, 1/D); drawn by numpy, which compiles nothing.
     """

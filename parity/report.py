@@ -60,7 +60,7 @@ def caption(ladder: Ladder, oracle_name: str) -> str:
     inputs = f"{ladder.inputs} input{'s' if ladder.inputs > 1 else ''}"
     text += f"Ratio: Flax error / PyTorch error, both against float64, over {inputs}"
     if not ladder.ratios_decide:
-        return f"{text}. On text the ratios are reported only."
+        return f"{text}. On text, the ratios do not affect the verdict."
     text += (
         f"; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
         f"isolated float32 matmuls of this width, {ladder.product_ratio:.2f}"

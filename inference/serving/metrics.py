@@ -39,7 +39,7 @@ class Metrics:
         self._rounds.observe(size)
         self._busy.inc(seconds)
 
-    def observe_event(self, event: str, seconds: float, **details: object) -> None:
+    def observe_event(self, event: str, duration_secs: float, **details: str | int) -> None:
         """Count a compiled program, as a listener of `jax.monitoring`."""
         if event == _LOADED:
             self._programs.inc()

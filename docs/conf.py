@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 import twinax
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +25,13 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_custom_sections = [("Source", "returns_style")]
 html_theme = "furo"
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "sidebar/search.html", "sidebar/scroll-start.html", "sidebar/navigation.html"),
+        *("sidebar/versions.html", "sidebar/scroll-end.html"),
+    ]
+}
 html_title = f"twinax {release}"
 html_use_index = html_domain_indices = False  # api.md lists the names
 html_show_copyright = False
@@ -45,8 +54,18 @@ def _to_repository(folder: Path, text: str) -> str:
     return _LINK.sub(replaced, text)
 
 
+def _list_versions(site: Path) -> None:
+    """Write the page that links the versions, which are the folders of the site, the newest first."""
+    names = [path.name for path in site.iterdir() if re.match(r"\d", path.name) and (path / "index.html").exists()]
+    items = "".join(f'<li><a href="{name}/index.html">{name}</a></li>' for name in sorted(names, key=Version)[::-1])
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    style = "<style>:root { color-scheme: light dark; font-family: sans-serif }</style>"
+    page = f"{head}<title>twinax</title>{style}<h1>Versions of twinax</h1><ul>{items}</ul>\n"
+    (site / "index.html").write_text(page)
+
+
 def setup(app: Any) -> None:
-    """Rewrite the links of pages while they are read."""
+    """Rewrite the links of pages while they are read; list the versions at the end."""
 
     def read(app: Any, name: str, content: list[str]) -> None:
         content[0] = _to_repository((ROOT / "docs" / name).parent, content[0])
@@ -56,3 +75,4 @@ def setup(app: Any) -> None:
 
     app.connect("source-read", read)
     app.connect("include-read", included)
+    app.connect("build-finished", lambda app, error: error or _list_versions(Path(app.outdir).parent))

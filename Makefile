@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install docs dist optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test screenshots benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install docs dist optimizer-settings test test-extended test-slow test-all extended-tests conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test screenshots benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -20,16 +20,26 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
-# Run the test suite: eight to twelve minutes on two cores. TESTS: arguments of pytest.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
+# Run the test suite: about eight minutes on two cores. TESTS: arguments of pytest.
 test: install
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10 $(TESTS)
+	$(PYTEST) -m 'not slow and not extended' $(TESTS)
+
+# Run the suite and further cases, which take seconds each, as CI does. Twenty minutes on two cores.
+test-extended: install
+	$(PYTEST) $(TESTS)
 
 # Run the tests marked `slow`: larger presets, SIGKILL, plans for TPUs, random audits, a sample of the mutations.
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 
-# Run every test: the suite, then the tests marked `slow`; build the site.
-test-all: test test-slow docs
+# Run every test: the suite with the extended cases, then the tests marked `slow`; build the site.
+test-all: test-extended test-slow docs
+
+# Time every case but the slow ones, and list those that `make test` leaves to `make test-extended`. Twenty minutes.
+extended-tests: install
+	$(PYTEST) --junitxml build/suite.xml
+	$(BIN)/python -m benchmarks.extended_tests tests/extended.txt build/suite.xml docs/measurements/mutations.md
 
 # Build the site: the docs, and the public names by their docstrings, in build/site/VERSION. A minute.
 docs: install

@@ -111,7 +111,7 @@ def run(mutation: Mutation, package: Path) -> Verdict:
 
 def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -> tuple[int | None, str]:
     """Runs tests on a copy of the package; returns (exit status, or None after a timeout; output)."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]  # -m: slow tests too
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extended"]  # slow tests too
     options += ["-p", "parity_tests.support"]  # imported before pytest makes a package of the working directory's alone
     command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.

@@ -394,6 +394,31 @@ def test_a_wrong_setting_of_one_call_is_named_there():
     assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
 
 
+class AfterTheSecond(nn.Module):
+    """One function that is called without an activation, and with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.last = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x):
+        return self.last(torch.relu(self.two(self.one(x))))
+
+
+def test_an_activation_that_one_call_lacks_is_named_there():
+    module = AfterTheSecond().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def port(p, x):
+        x = linear(p, "one", x)
+        x = linear(p, "two", x)
+        return linear(p, "last", x)
+
+    (defect,) = diagnose(module, (port, parameters), (X,)).defects
+    assert str(defect.repair).startswith("missing: relu")
+    assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
+
+
 def test_an_attempt_that_cannot_be_computed_is_no_repair():
     """A number takes the place of a complex one, of which there is only the real part afterwards."""
     weight = np.random.default_rng(0).standard_normal((D, D))

@@ -1,15 +1,20 @@
 """The code blocks in README and docs run unchanged."""
 
+import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+TUTORIALS = ROOT / "docs" / "tutorials"
+# Chinese page -> the English page
+TRANSLATIONS = {ROOT / "README.zh-CN.md": ROOT / "README.md"}
+TRANSLATIONS |= {page: TUTORIALS / page.name for page in sorted((TUTORIALS / "zh").glob("*.md"))}
 MAKEFILE = (ROOT / "Makefile").read_text()
-PAGES = [*sorted({*ROOT.glob("*.md")} - {READMES[1]}), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - TRANSLATIONS.keys())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,21 +44,35 @@ def test_failures_of_a_process_are_seen(forks, tmp_path):
     assert passed == (0, f"{tmp_path} b c\n", "")
 
 
-def test_the_readmes_say_the_same():
-    """Both languages have the same code, headings, links, pictures and figures."""
-    blocks, prose = [], []
-    for page in READMES:
+def linked_pages(page, prose):
+    """The links of a page, those to a translation as links to its original."""
+    for target, heading in re.findall(r"\]\(([^)#]*)(#?[^)]*)\)", prose):
+        path = target if target.startswith("https://") else (page.parent / target).resolve()
+        yield f"{TRANSLATIONS.get(path, path)}{heading}"
+
+
+@pytest.mark.parametrize("translation", TRANSLATIONS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_both_languages_say_the_same(translation):
+    """They have the same code, headings, links, pictures and figures, and link each other."""
+    pages = TRANSLATIONS[translation], translation
+    code, *lists = [], [], [], [], []
+    for page, other in zip(pages, pages[::-1], strict=True):
         text = page.read_text()
-        blocks.append(re.findall(r"```.*?```", text, flags=re.DOTALL))
-        prose.append(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    assert blocks[0] == blocks[1]
-    for pattern in (r"^#+ ", r"\]\((?!README)([^)]+)\)", r"\d+\.\d+", r"`([^`]+)`"):
-        english, chinese = (re.findall(pattern, text, flags=re.MULTILINE) for text in prose)
-        english, chinese = (sorted(" ".join(match.split()) for match in matches) for matches in (english, chinese))
-        assert english == chinese, pattern
+        code.append(re.findall(r"```.*?```", text, flags=re.DOTALL))
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        assert f"]({os.path.relpath(other, page.parent)})" in "\n".join(text.splitlines()[:14])
+        lists[0].append(re.findall(r"^#+ ", prose, flags=re.MULTILINE))
+        lists[1].append([link for link in linked_pages(page, prose) if link != str(pages[0])])
+        lists[2].append([" ".join(words.split()) for words in re.findall(r"`([^`]+)`", prose)])
+        lists[3].append(re.findall(r"\d+\.\d+", prose))
+    assert code[0] == code[1]
+    for english, chinese in lists:
+        assert sorted(english) == sorted(chinese)
+    english, chinese = (Counter(re.findall(r"\d+", re.sub(r"\]\(.*?\)", "", page.read_text()))) for page in pages)
+    assert english <= chinese  # which writes more numbers as digits
 
 
-@pytest.mark.parametrize("page", [*PAGES, READMES[1]], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
         linked_page = page.parent / target if target else page

@@ -1,5 +1,6 @@
 """Progress of long work: a bar on a terminal, otherwise a line every half minute."""
 
+import os
 import sys
 import time
 from collections import deque
@@ -25,6 +26,15 @@ _RECENT = 20  # updates over which speed is measured
 _WIDTH = 120  # characters per line of a sample
 _QUIET = 30.0  # seconds between lines if standard error is not a terminal
 _POLL = 1.0  # seconds between checks whether a line is due, so that a long step prints lines too
+_KERNEL = "JPY_PARENT_PID"  # variable that Jupyter sets for a kernel, and so for the commands that a cell runs
+
+
+def _can_draw(console: Console) -> bool:
+    """Whether a bar can be drawn: not into a file, although FORCE_COLOR makes rich take it for a terminal.
+
+    Nor into a cell, whose `!command` has a terminal, but of whose control codes a notebook knows only the colors.
+    """
+    return console.is_interactive and console.file.isatty() and _KERNEL not in os.environ
 
 
 @contextmanager
@@ -42,7 +52,7 @@ def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int 
         *columns,
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not _can_draw(console),
         redirect_stdout=sys.stdout.isatty(),  # otherwise what is printed to a file would go to the terminal
     )
 
@@ -88,7 +98,7 @@ class TrainingProgress:
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
         )
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bar = Progress(*columns, console=console, disable=not _can_draw(console))
         self._task = self._bar.add_task("", total=total, completed=update, status="compiling")
 
     def __enter__(self) -> "TrainingProgress":

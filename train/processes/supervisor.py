@@ -173,7 +173,7 @@ class _Supervisor:
     async def _end_process(self, ended: asyncio.Future[Any]) -> None:
         if self._reported:
             await asyncio.wait({ended}, timeout=_PRINTING)
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, if all have ended
             os.killpg(self._pid, signal.SIGKILL)
 
     def _describe(self, status: int) -> str:

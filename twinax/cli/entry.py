@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from types import FrameType
 
 from .process.importing import import_without_gc
@@ -15,6 +16,9 @@ def main() -> None:
     """Run the command; Ctrl-C ends it with one line, also while it imports."""
     guard_streams()
     signal.signal(signal.SIGINT, _interrupt)
+    if find_spec("fcntl") is None:
+        print("twinax: this system has no fcntl, which locks files; use Linux", file=sys.stderr)
+        sys.exit(2)
     import_without_gc("twinax.cli.commands").main()
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
@@ -14,9 +15,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tyro
 
 from twinax.backend import environment
 from twinax.cli import commands
+from twinax.cli.flags import known_flags, run_arguments
 from twinax.cli.flags.foreign_flags import FOREIGN, LISTS, check_flags
 from twinax.cli.flags.train_help import FIRST
 from twinax.cli.usage import UsageError
@@ -186,6 +189,65 @@ def test_an_unknown_flag_names_the_help_of_its_command(name, command, monkeypatc
     assert (code, out) == (2, "")
     assert f"twinax {name} --help" in err
     assert "--bogus-flag" in err
+
+
+def class_of(name):
+    """The dataclass that has the flags of a command."""
+    kind = commands.COMMANDS[name]
+    return kind if is_dataclass(kind) else run_arguments._command(None, name == "data")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_flags_of_a_command_are_those_that_tyro_parses(name):
+    with warnings.catch_warnings(action="ignore"):  # deprecated, but the commands do not need it
+        parser = tyro.extras.get_parser(class_of(name))
+    assert {*known_flags.flags_of(class_of(name))} == parser._option_string_actions.keys() - {"-h", "--help"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_letters_swapped_suggest_the_flag(name):
+    known = {*known_flags.flags_of(class_of(name))}
+    for flag in known:
+        for i in range(2, len(flag) - 1):
+            word = flag[:i] + flag[i + 1] + flag[i] + flag[i + 2 :]
+            if word in known | FOREIGN.get(name, {}).keys():
+                continue
+            with pytest.raises(UsageError) as error:
+                known_flags.check_known(name, class_of(name), ["x", f"{word}=1"])
+            line = f"{word}: there is no such flag; twinax {name} --help lists them; did you mean {flag}?"
+            assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("score", "x", "--sorce", "y"), "score --help lists them; did you mean --src?"),
+        (("score", "x", "--src", "y", "--t_gt", "z"), "score --help lists them; did you mean --tgt?"),
+        (
+            ("translate", "x", "--sorce", "y"),
+            "translate --help lists them; --source: not available: the name of the file follows that of the "
+            "checkpoint: twinax translate CHECKPOINT FILE",
+        ),
+        (("translate", "x", "--bems=4"), "translate --help lists them; did you mean --beam-size?"),
+        (("train", "--sorce", "y"), "train --help lists them; did you mean --src?"),
+        (
+            ("train", "--src", "x", "--tgt", "y", "--process-di", "1"),
+            "train --help lists them; did you mean --process-id?",
+        ),
+        (("data", "--clear-cahce"), "data --help lists them; did you mean --clear-cache?"),
+        (("inspect", "x", "--verbsoe"), "inspect --help lists them; did you mean --verbose?"),
+        (("inspect", "x", "--qqqqqqqq"), "inspect --help lists them"),
+    ],
+)
+def test_a_flag_that_does_not_exist_is_one_line(arguments, line, command):
+    flag = next(word for word in arguments[1:] if word.startswith("--") and word not in ("--src", "--tgt"))
+    expected = f"twinax: {flag.partition('=')[0]}: there is no such flag; twinax {line}\n"
+    assert command(*arguments) == (2, "", expected)
+
+
+def test_negative_numbers_and_what_follows_two_dashes_are_no_flags():
+    for words in (["--port", "-1"], ["--window", "-inf"], ["--", "--sorce"], ["--sorce", "--help"][::-1]):
+        known_flags.check_known("serve", commands.COMMANDS["serve"], words)
 
 
 COMPLETE = """

@@ -17,7 +17,7 @@ from ...backend.xla_flags import expected_backend
 from .hub import HEARTBEAT, SILENCE, Message, encode
 
 _PACKAGES = ("twinax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")  # must be of one version
-_FLAGS = ("--coordinator", "--num-processes", "--process-id")
+FLAGS = ("--coordinator", "--num-processes", "--process-id")
 _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"  # number of processes
 _JAX_SECONDS = 120  # for connections and heartbeats of JAX's own service: more than the hub needs to end the run
 
@@ -67,9 +67,9 @@ class Worker(ProcessGroup):
             return
         if coordinator is None or count is None or process is None:
             raise RunError(
-                f"{_FLAGS[0]} HOST:PORT: is required, because the scheduler does not provide it"
+                f"{FLAGS[0]} HOST:PORT: is required, because the scheduler does not provide it"
                 if count
-                else f"{', '.join(_FLAGS)}: all three are needed, because no scheduler is recognized"
+                else f"{', '.join(FLAGS)}: all three are needed, because no scheduler is recognized"
             )
         port = self.meet(coordinator, count, process)
         self._separate_native_output()
@@ -177,20 +177,20 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], Launch | None]:
     words = list(words)
     while words:
         flag, equals, value = words.pop(0).partition("=")
-        if flag.replace("_", "-") not in _FLAGS:
+        if flag.replace("_", "-") not in FLAGS:
             rest.append(flag + equals + value)
             continue
         if not equals and not words:
             raise RunError(f"{flag}: needs a value")
         values[flag.replace("_", "-")] = value if equals else words.pop(0)
     numbers = []
-    for flag in _FLAGS[1:]:
+    for flag in FLAGS[1:]:
         value = values.get(flag)
         if value is not None and not value.isdecimal():
             raise RunError(f"{flag} {value}: must be a number")
         numbers.append(None if value is None else int(value))
     if values or _in_cluster():
-        return rest, Launch(values.get(_FLAGS[0]), *numbers)
+        return rest, Launch(values.get(FLAGS[0]), *numbers)
     return rest, None
 
 

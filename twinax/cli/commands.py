@@ -16,6 +16,7 @@ from ..configs.verification import verifying
 from .flags.checkpoints import Convert, Inspect
 from .flags.demo import Demo
 from .flags.foreign_flags import check_flags
+from .flags.known_flags import check_known
 from .flags.plan import Plan
 from .flags.proofs import Audit, Capture, Compare, Parity
 from .flags.serve import Serve
@@ -77,6 +78,7 @@ def _run(name: str, words: Sequence[str], *, verify: bool) -> int:
         if name in _OWN_FLAGS:
             return _OWN_FLAGS[name](words)
         if name in COMMANDS:  # alone, so that its errors name its own help and flags
+            check_known(name, COMMANDS[name], words)
             return tyro.cli(COMMANDS[name], args=words, prog=f"twinax {name}").execute()
     arguments = [name, *words] if name else []
     commands = _with_own_flags() if any("-completion" in word for word in arguments) else COMMANDS

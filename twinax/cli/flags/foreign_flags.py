@@ -138,9 +138,14 @@ def check_flags(command: str, words: Sequence[str]) -> None:
         if flags.count(word) > 1:
             raise UsageError(f"{word}: is given twice, and only the last would count; give it once, with all values")
     for word in flags:
-        if equivalent := FOREIGN.get(command, {}).get(word):
-            is_absent = equivalent.startswith(_ABSENT)
-            raise UsageError(f"{word}: {equivalent}" if is_absent else f"{word}: in twinax, use {equivalent}")
+        if word in FOREIGN.get(command, {}):
+            raise UsageError(describe_foreign(command, word))
+
+
+def describe_foreign(command: str, flag: str) -> str:
+    """The equivalent of a flag of another toolkit, or what to do without one."""
+    equivalent = FOREIGN[command][flag]
+    return f"{flag}: {equivalent}" if equivalent.startswith(_ABSENT) else f"{flag}: in twinax, use {equivalent}"
 
 
 def _flags(words: Sequence[str]) -> Iterable[str]:

@@ -17,6 +17,7 @@ from ...presets.runs import RUN_NAMES, RUNS, run_preset
 from ...train.text.spacy_pretokenizer import has_spacy
 from ..usage import UsageError, download_hint, one_line_errors
 from . import train_help
+from .known_flags import check_known
 
 # Flags of the corpus, which every run needs, also work without their prefix.
 _SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
@@ -36,8 +37,12 @@ class Arguments:
     print_config: bool
 
 
-def parse(arguments: Sequence[str], prog: str, description: str, *, data: bool = False) -> Arguments:
-    """Parse a command line into a run; `data`: with the flags of `twinax data`.
+def parse(
+    arguments: Sequence[str], prog: str, description: str, taken: Sequence[str] = (), *, data: bool = False
+) -> Arguments:
+    """Parse a command line into a run.
+
+    `taken`: flags that the caller has taken; a misspelled one is still there. `data`: with the flags of `twinax data`.
 
     Raises:
         UsageError: the run does not exist, or flags contradict each other.
@@ -55,6 +60,7 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, data: bool =
         sys.exit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
     kind = _command(base, data)
+    check_known("data" if data else "train", kind, words, (*_SHORT, "--help-all", *taken))
     try:
         parsed: Any = tyro.cli(kind, args=words, prog=prog, description=description)
     except ConfigError as error:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return exit status 0."""
     if [*arguments] in ([_CACHE], [_CLEAR]):
         return _show_cache() if [*arguments] == [_CACHE] else _clear_cache()
-    parsed = parse(arguments, "twinax data", _DESCRIPTION, data=True)
+    parsed = parse(arguments, "twinax data", _DESCRIPTION, (_CACHE, _CLEAR), data=True)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
         return 0

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from ...backend.errors import CheckpointError
 from ...presets.runs import RUN_NAMES
-from ...train.processes.process_group import ProcessGroup, Worker, take_flags
+from ...train.processes.process_group import FLAGS, ProcessGroup, Worker, take_flags
 from ...train.processes.supervisor import fork
 from ..flags.run_arguments import parse
 from ..process.importing import import_without_gc
@@ -75,7 +75,7 @@ def _leave(
 
 
 def _train(arguments: Sequence[str], group: ProcessGroup) -> int:
-    parsed = parse(arguments, "twinax train", _DESCRIPTION)
+    parsed = parse(arguments, "twinax train", _DESCRIPTION, FLAGS)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
         print(

@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
+from pathlib import Path
 
 import nbclient
 import nbformat
@@ -12,10 +14,12 @@ import pytest
 
 SHOW = """
 from rich.console import Console
-from twinax.train.tracking.progress import TrainingProgress, progress_bar
+from twinax.train.tracking.progress import TrainingProgress, progress_bar, spinner
 
 with progress_bar() as show:
     show("reading", 1, 2)
+with spinner("compiling"):
+    pass
 with TrainingProgress(Console(stderr=True), 0, 9) as progress:
     for update in range(1, 4):
         progress.advance(update, 1.5, 1e-3, 100)
@@ -71,3 +75,11 @@ def test_a_notebook(tmp_path):
         printed = "".join(output.text if "text" in output else output.data["text/plain"] for output in cell.outputs)
         assert "a line" in printed, cell.source
         assert not has_bar(printed), cell.source
+
+
+def test_no_other_module_draws():
+    root = Path(__file__).parents[2]
+    folders = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    paths = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    drawing = [path for path in paths if re.search(r"\.status\(|\b(Progress|Live|Spinner)\(", path.read_text())]
+    assert drawing == [root / "train" / "tracking" / "progress.py"]

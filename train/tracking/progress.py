@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
 from typing import Any
 
@@ -83,6 +83,12 @@ def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int 
         finally:
             finished.set()
             poller.join()
+
+
+def spinner(text: str) -> AbstractContextManager[Any]:
+    """A text beside a spinner on a terminal, on standard error; elsewhere nothing."""
+    console = Console(stderr=True)
+    return console.status(text) if _can_draw(console) else nullcontext()
 
 
 class TrainingProgress:

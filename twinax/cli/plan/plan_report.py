@@ -18,6 +18,7 @@ from ...planning.roofline import Bound, roofline
 from ...planning.sweep import Candidate, rank, utilization
 from ...planning.topology import Topology, family, parse_topology
 from ...planning.workload import Workload
+from ...train.tracking.progress import spinner
 
 _ROWS = 12  # meshes of a sweep that are listed
 _HEADER = ("topology", "chips", "data", "fsdp", "tensor", "ms, at least", "limited by", "MFU, at most")
@@ -40,7 +41,7 @@ def print_plan(
     search = f"beam search of {search_rows(sharding)} sentences with {BEAM_SIZE} hypotheses"
     console.print(f"batch of {batch.shape()} tokens, {dtype}; {search}", markup=False)
     programs = []
-    with Console(stderr=True).status("compiling the train step, validation and beam search; minutes"):
+    with spinner("compiling the train step, validation and beam search; minutes"):
         for program in compile_apart(workload, topology, sharding):
             programs.append(program)
     console.print(_program_table(topology, dtype, programs))
@@ -197,7 +198,7 @@ def _compile(
     compiled: dict[tuple[str, str], CompiledProgram] = {}
     try:
         for candidate in candidates:
-            with Console(stderr=True).status(f"compiling for {candidate.topology}, {candidate.sharding}"):
+            with spinner(f"compiling for {candidate.topology}, {candidate.sharding}"):
                 for program in compile_apart(workload, candidate.topology, candidate.sharding, only_step=True):
                     compiled[_key(candidate)] = program
     except ConfigError as error:

@@ -61,13 +61,16 @@ def factors(trace: Trace) -> dict[str, np.ndarray]:
 
 
 def write_program(path: str) -> None:
-    """Write this folder as one file that `python` runs; it needs NumPy, and PyTorch or JAX."""
-    with TemporaryDirectory() as folder:
-        package = Path(folder, "recorder")
-        package.mkdir()
+    """Atomically write this folder as one file that `python` runs; it needs NumPy, and PyTorch or JAX."""
+    target = Path(path).resolve()  # a symbolic link is kept
+    with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        package = Path(folder, "source", "recorder")
+        package.mkdir(parents=True)
         for file in Path(__file__).parent.glob("*.py"):
             (package / file.name).write_bytes(file.read_bytes())
-        zipapp.create_archive(folder, path, main="recorder.program:main")
+        archive = Path(folder, target.name)
+        zipapp.create_archive(package.parent, archive, main="recorder.program:main")
+        os.replace(archive, target)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

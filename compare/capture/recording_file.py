@@ -48,13 +48,15 @@ def write_recording(path: str | os.PathLike[str], recording: Recording) -> None:
     metadata = {_KEY: text, _DIGEST: _digest([text, json.dumps(entries)], arrays.stored)}
     header = json.dumps({"__metadata__": metadata, **entries}).encode()
     header += b" " * (-len(header) % 8)
-    path = Path(path)
+    path = Path(path).resolve()  # a symbolic link is kept
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for array in arrays.stored:
                 file.write(array.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

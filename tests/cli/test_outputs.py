@@ -135,6 +135,57 @@ def test_a_converter_that_was_written_is_no_report(command, tmp_path, monkeypatc
     assert command(*words)[::2] == (2, "twinax: r.py: is another output of this command; name another file to write\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", STORED, "--json", "x.json"),
+        ("evaluate", "text", "--tgt", "text", "--json", "x.json"),
+        ("capture", "ref.py:make", "--inputs", "ref.py:inputs", "--out", "x.trace"),
+        ("capture", "--program", "x.pyz"),
+    ],
+    ids=lambda words: " ".join((words[0], words[-2])),
+)
+def test_an_earlier_output_stays_until_the_command_succeeds(arguments, command, files, monkeypatch):
+    """And a link stays one."""
+    target = files / "target"
+    target.write_text("earlier")
+    (files / "text").write_text("a\n")
+    (files / arguments[-1]).symlink_to(target)
+
+    def full(source, target):
+        raise OSError(28, "No space left on device", str(source))
+
+    with monkeypatch.context() as context:
+        context.setattr("os.replace", full)
+        context.setattr("os.rename", full)
+        code, _, err = command(*arguments)
+    assert code == 2
+    assert "No space left on device" in err
+    assert target.read_text() == "earlier"
+    assert command(*arguments)[0] == 0
+    assert target.read_bytes() != b"earlier"
+    assert (files / arguments[-1]).is_symlink()
+    assert not [*files.glob("*.part")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("translate", STORED, "text", "--output", "x"),
+        ("convert", STORED, "x"),
+        ("compare", "ref.py:make", "port.py:make", "--inputs", "ref.py:inputs", "--write-rules", "x.toml"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_earlier_output_that_may_have_cost_hours_is_kept(arguments, command, files):
+    (files / "text").write_text("a\n")
+    (files / arguments[-1]).write_text("earlier")
+    code, _, err = command(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{arguments[-1]}: exists; " in err
+    assert (files / arguments[-1]).read_text() == "earlier"
+
+
 # Connects a stream as a shell does, and then runs the command: descriptor, path, flags of `open`, words.
 CONNECTED = """
 import os, sys

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parity_tests.decoding.small_twins import SMALL, small_twins
@@ -78,6 +78,7 @@ def test_both_frameworks_and_plain_loops_agree() -> None:
     models = [twins_of(seed) for seed in range(3)]
     differs = []
 
+    @example(groups=(4, 2), penalty=0.3, seed=1, tokens=[3])  # whose first group finishes first
     @settings(max_examples=8, deadline=None)
     @given(
         groups=st.sampled_from([(4, 2), (6, 3)]),

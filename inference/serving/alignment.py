@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...train.text.unspaced import UNSPACED
 from ..translator import Attention
-from .documents import UNSPACED
 
 _GAP = 20  # characters that tokens before may lack in the text, because they are unknown or normalized
 

@@ -1,11 +1,9 @@
 """A text as sentences, and back: what separates the sentences survives."""
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Letters and punctuation of scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese characters.
-UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uff01-\uff1f]")
+from ...train.text.unspaced import UNSPACED
 
 
 class Document(NamedTuple):

@@ -126,6 +126,18 @@ class FastTokenizer(Tokenizer):
     def added(self) -> int:
         return self.fast.num_special_tokens_to_add(False) if self.frame is None else super().added
 
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        if self.frame is not None:
+            return super().around
+        (framed,), (inner,) = self.encode_sources(["a"]), self.encode(["a"])
+        before = next(i for i in range(len(framed)) if framed[i : i + len(inner)] == inner)
+        return framed[:before], framed[before + len(inner) :]
+
+    @property
+    def lowercases(self) -> bool:
+        return self.fast.normalizer is not None and self.fast.normalizer.normalize_str("A") == "a"
+
     def frame_sources(self, config: TokenizerConfig) -> "FastTokenizer":
         """Set the special tokens around sources from `config`; return self."""
         roles = [role for role in ("bos", "eos") if getattr(config, f"source_{role}")]

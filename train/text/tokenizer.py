@@ -123,6 +123,11 @@ class Tokenizer(ABC):
     def token_of(self, number: int) -> str | None:
         """The token of an id; None if there is none."""
 
+    @property
+    def lowercases(self) -> bool:
+        """Whether text is lowercased before it is segmented."""
+        return False
+
     def clean_up(self, text: str) -> str:
         """Text as `transformers` decodes it if the files set `clean_up_tokenization_spaces`."""
         for wrong, right in _CLEANED if self.cleans_up else ():
@@ -157,17 +162,17 @@ class Tokenizer(ABC):
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         """Ids of each text with the special tokens of a source, truncated to `longest` ids in total."""
-        before, after = self._around
+        before, after = self.around
         room = None if longest is None else max(longest - self.added, 0)
         return [[*before, *ids[:room], *after] for ids in self.encode(texts)]
 
     @property
     def added(self) -> int:
         """Number of special tokens around a source."""
-        return sum(map(len, self._around))
+        return sum(map(len, self.around))
 
     @property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """Ids before and after the text of a source."""
         tokens: dict[str, str | None] = {**self.special_tokens}
         if self.languages is not None:

@@ -26,6 +26,7 @@ class CorpusConfig:
     split: str = "train"  # training split of the dataset
     src_column: str | None = None  # column name, or a language code within a `translation` column
     tgt_column: str | None = None  # None: .tsv files have no header, and the first two columns are used
+    glossary: str | None = None  # file of terms (source, tab, target per line), which half of their pairs show
 
     valid_src: str | None = None  # source text file for validation
     valid_tgt: str | None = None  # target text file for validation
@@ -142,7 +143,7 @@ class TokenizerConfig:
     eos_token: str = "</s>"
     unk_token: str = "<unk>"
     special_order: tuple[str, ...] = ROLES  # the roles of ids 0, 1, 2, 3
-    tags: tuple[str, ...] = ()  # further special tokens, from id 4 on; those of a mixture are added
+    tags: tuple[str, ...] = ()  # further special tokens, from id 4 on; those of a mixture and a glossary are added
     source_bos: bool = False  # whether a source starts with BOS; a loaded directory overrides this
     source_eos: bool = True  # whether a source ends with EOS; a loaded directory overrides this
     src_lang: str | None = (

@@ -13,7 +13,7 @@ from .data import CorpusConfig
 from .json_text import parse_json
 from .validation import check_field_types
 
-_PATHS = ("src", "tgt", "dataset", "valid_src", "valid_tgt", "valid_dataset")
+_PATHS = ("src", "tgt", "dataset", "glossary", "valid_src", "valid_tgt", "valid_dataset")
 _NESTED, _NOT_NESTED = ("store", "mixture"), "a corpus of a mixture must be text or a dataset"
 
 

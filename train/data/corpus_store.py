@@ -15,6 +15,7 @@ from ...configs.mixture import Mixture, MixtureCorpus
 from ...configs.run import RunConfig, differences
 from ...convert.io.atomic_io import replace_file
 from ...convert.io.checksums import checksum_of_json
+from ..text.glossary import TAGS
 from .store import StoredPairs, read_checked
 from .store_writing import Say, writing
 from .tokenizer_pair import Tokenizers
@@ -126,7 +127,8 @@ class CorpusStore(NamedTuple):
         default = TokenizerConfig(bpe_dropout=run.tokenizer.bpe_dropout)
         # The flags of the preparation are accepted too, which determined these values.
         given = with_tags(run, self.mixture).tokenizer
-        given = replace(given, vocab_size=given.vocab_size or tokenizer.vocab_size)
+        tags = dict.fromkeys((*given.tags, *(tag for tag in TAGS if tag in tokenizer.tags)))  # of a glossary
+        given = replace(given, vocab_size=given.vocab_size or tokenizer.vocab_size, tags=tuple(tags))
         if tokenizer != given and run.tokenizer != default:
             changes = "; ".join(differences(given, tokenizer, "tokenizer."))
             raise ConfigError(f"{changes}: the store's pairs are encoded with its own tokenizer; omit the setting")
@@ -139,10 +141,11 @@ class CorpusStore(NamedTuple):
 
 
 def with_tags(run: RunConfig, mixture: Mixture) -> RunConfig:
-    """The run with the tags of a mixture in a tokenizer that is trained."""
+    """The run with the tags of a mixture and of its glossaries in a tokenizer that is trained."""
     if run.tokenizer.load or run.init_from is not None:
         return run
-    tags = tuple(dict.fromkeys((*run.tokenizer.tags, *mixture.tags)))
+    of_terms = TAGS if any(member.corpus.glossary is not None for member in mixture.corpora) else ()
+    tags = tuple(dict.fromkeys((*run.tokenizer.tags, *mixture.tags, *of_terms)))
     return replace(run, tokenizer=replace(run.tokenizer, tags=tags))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...backend.errors import DataError
+from ..text.glossary import TAGS, Glossary, encode_annotated
 from ..text.tokenizer import Tokenizer
 from .dataset import concatenate
 
@@ -26,6 +27,7 @@ class Counts(NamedTuple):
     unknown: tuple[int, int] = (0, 0)  # of these, unknown ones
     words: tuple[int, int] = (0, 0)  # of source and target in the kept pairs, between spaces
     cleaned: tuple[int, ...] = (0, 0, 0, 0)  # dropped: for each of the reasons of `Cleaning`
+    annotated: int = 0  # kept ones whose source has target terms of a glossary
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Counts":
@@ -50,6 +52,7 @@ class Sides(NamedTuple):
     first_ids: Sequence[int]  # what the decoder reads before a target: its start, and a language if one is forced
     longest: tuple[int, int]  # tokens of a source and of a target, special ones included
     tag: str | None = None  # token before the text of a source
+    glossary: Glossary | None = None  # of which sources are annotated
 
     @property
     def added(self) -> int:
@@ -58,13 +61,31 @@ class Sides(NamedTuple):
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text with the special tokens of a source. Raises: DataError if the tokenizer lacks the tag."""
-        sentences = self.src.encode_sources(texts)
+        return self._tagged(self.src.encode_sources(texts))
+
+    def encode_annotated(self, pairs: Sequence[tuple[str, str]], first: int) -> dict[int, list[int]]:
+        """Ids by index of the sources with a term whose target term is in the target, if they are not too long.
+
+        Pairs with an odd number stay as they are, so that the model learns to translate without a glossary too; the
+        number of the first pair is `first`.
+        """
+        if self.glossary is None:
+            return {}
+        spans = [[] if (first + i) % 2 else self.glossary.spans_of_pair(*pair) for i, pair in enumerate(pairs)]
+        room = self.longest[0] - (self.tag is not None)
+        sentences = encode_annotated(self.src, [source for source, _ in pairs], spans, room)
+        return dict(zip(sentences, self._tagged([*sentences.values()]), strict=True))
+
+    def is_annotated(self, ids: Sequence[int]) -> bool:
+        """Whether a source has a target term of the glossary."""
+        return self.glossary is not None and self.src.id_of(TAGS[0]) in ids
+
+    def _tagged(self, sentences: list[list[int]]) -> list[list[int]]:
         if self.tag is None:
             return sentences
         if (number := self.src.id_of(self.tag)) is None:
             raise DataError(f"tag={self.tag!r}: the tokenizer of sources has no such token; train one, or omit the tag")
-        (framed,), (inner,) = self.src.encode_sources(["a"]), self.src.encode(["a"])
-        place = next(i for i in range(len(framed)) if framed[i : i + len(inner)] == inner)
+        place = len(self.src.around[0])
         return [[*ids[:place], number, *ids[place:]] for ids in sentences]
 
 
@@ -95,9 +116,9 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, drop: Drop | No
     and its numbers of tokens.
     """
     src, tgt, indices, texts = [], [], [], []
-    too_long, empty, total, cleaned = 0, 0, 0, [0, 0, 0, 0]
-    for chunk, ids in _tokenized(iter(pairs), sides):
-        for pair, a, b in zip(chunk, *ids, strict=True):
+    too_long, empty, total, cleaned, annotated = 0, 0, 0, [0, 0, 0, 0], 0
+    for chunk, src_ids, tgt_ids, annotated_ids in _tokenized(iter(pairs), sides, first):
+        for i, (pair, a, b) in enumerate(zip(chunk, src_ids, tgt_ids, strict=True)):
             total += 1
             if len(a) <= sides.added or not b or not all(map(str.strip, pair)):  # some tokenizers encode spaces
                 empty += 1
@@ -108,7 +129,9 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, drop: Drop | No
             else:
                 indices.append(total - 1)
                 texts.append(pair)
-                src.append(np.array(a, np.int32))
+                source_ids = annotated_ids.get(i, a)
+                annotated += sides.is_annotated(source_ids)
+                src.append(np.array(source_ids, np.int32))
                 tgt.append(np.array([*sides.first_ids, *b, sides.tgt.eos_id], np.int32))
     encoded = EncodedSide(*concatenate(src)), EncodedSide(*concatenate(tgt))
     added = sides.added, len(sides.first_ids) + 1
@@ -116,27 +139,37 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, drop: Drop | No
     unknown = [int((side.ids == tokenizer.unk_id).sum()) for side, tokenizer in zip(encoded, sides[:2], strict=True)]
     words = [sum(len(pair[side].split()) for pair in texts) for side in (0, 1)]
     kept = total, len(indices), empty, too_long
-    counts = Counts(*kept, _two(tokens), _two(unknown), _two(words), tuple(cleaned))
+    counts = Counts(*kept, _two(tokens), _two(unknown), _two(words), tuple(cleaned), annotated)
     return Encoded(encoded, texts, indices, counts)
 
 
-def _tokenized(
-    pairs: Iterator[tuple[str, str]], sides: Sides
-) -> Iterator[tuple[list[tuple[str, str]], tuple[list[list[int]], list[list[int]]]]]:
-    """(some pairs, ids of their sides); the next ones are tokenized meanwhile."""
+class _Chunk(NamedTuple):
+    """Some pairs with their ids."""
 
-    def tokenize(chunk: list[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
-        return sides.encode_sources([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
+    pairs: list[tuple[str, str]]
+    src: list[list[int]]
+    tgt: list[list[int]]
+    annotated: dict[int, list[int]]  # by index, of sources with target terms
+
+
+def _tokenized(pairs: Iterator[tuple[str, str]], sides: Sides, first: int) -> Iterator[_Chunk]:
+    """The pairs in chunks, the first pair with number `first`; the next chunk is tokenized meanwhile."""
+
+    def tokenize(chunk: list[tuple[str, str]], number: int) -> _Chunk:
+        sources, targets = (list(texts) for texts in zip(*chunk, strict=True))
+        annotated = sides.encode_annotated(chunk, number)
+        return _Chunk(chunk, sides.encode_sources(sources), sides.tgt.encode(targets), annotated)
 
     with ThreadPoolExecutor(1) as thread:
         ahead = None
         while chunk := list(islice(pairs, _CHUNK)):
-            task = chunk, thread.submit(tokenize, chunk)
+            task = thread.submit(tokenize, chunk, first)
+            first += len(chunk)
             if ahead is not None:
-                yield ahead[0], ahead[1].result()
+                yield ahead.result()
             ahead = task
         if ahead is not None:
-            yield ahead[0], ahead[1].result()
+            yield ahead.result()
 
 
 def _two(numbers: Sequence[int]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.io.checksums import checksum_of_json
 from ..text.corpus import read_pairs
+from ..text.glossary import Glossary
 from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout, check_merges
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
@@ -118,6 +119,8 @@ def prepare(
         for name, pairs in {"train": corpus.train, "valid": corpus.valid}.items():
             _check_ids(pairs, run.model, tokenizers, f"{prefix}{name}")
             say(describe_counts(f"{prefix}{name}", pairs.counts, encoded.longest))
+            if name == "train" and member.corpus.glossary is not None and not pairs.counts.annotated:
+                say(f"warning: {member.corpus.glossary}: no pair has a term with its target term; no source shows one")
             if (share := (pairs.counts.empty + pairs.counts.too_long) / pairs.counts.read) > _DROPPED_WARNING:
                 say(f"warning: {share:.0%} of the {name} pairs are dropped; check the files and the length limits")
         references = [target for _, target in corpus.valid.texts(corpus.originals)]
@@ -209,6 +212,7 @@ def _encode(
     """(the run and the tokenizers as each of its corpora needs them, the encoded corpora)."""
     mixture = _mixture_of(run)
     _check_languages(run, mixture)
+    glossaries = _glossaries(run, mixture)
     parts = [parts_of(member.corpus, run.both_directions) for member in mixture.corpora]
     for member in mixture.corpora:
         first_pair = next(read_pairs(member.corpus))
@@ -220,6 +224,7 @@ def _encode(
         check_both_directions(tokenizers)
     fitted = [_fitted(run, tokenizers, sizes, _languages(member)) for member in mixture.corpora]
     sides = [_sides(*own, member.tag) for own, member in zip(fitted, mixture.corpora, strict=True)]
+    glossaries = [glossary and glossary.for_tokenizer(tokenizers.src) for glossary in glossaries]
     folders = [None] * len(parts) if store is None else new_folders(store, len(parts))
     if len(parts) > 1:
         parts = [
@@ -232,8 +237,15 @@ def _encode(
         for (_, part), own, folder in zip(parts, sides, folders, strict=True)
     ]
     train = [
-        _stored(part, own, run.cleaning, say, folder and folder / TRAIN, bool(run.tokenizer.bpe_dropout))
-        for (part, _), own, folder in zip(parts, sides, folders, strict=True)
+        _stored(
+            part,
+            own._replace(glossary=glossary),
+            run.cleaning,
+            say,
+            folder and folder / TRAIN,
+            bool(run.tokenizer.bpe_dropout),
+        )
+        for (part, _), own, glossary, folder in zip(parts, sides, glossaries, folders, strict=True)
     ]
     corpora = [
         EncodedCorpus(pairs, valid_pairs, part.originals, list(own.first_ids))
@@ -241,6 +253,21 @@ def _encode(
     ]
     settings = run.tokenizer, run.cleaning, run.both_directions
     return fitted, CorpusStore(mixture, corpora, sides[0].longest, tokenizers, *settings)
+
+
+def _glossaries(run: RunConfig, mixture: Mixture) -> list[Glossary | None]:
+    """The glossary of each corpus.
+
+    Raises:
+        DataError: one cannot be read.
+        ConfigError: the run has a setting that would change the annotated sources.
+    """
+    paths = [member.corpus.glossary for member in mixture.corpora]
+    for name, value in (("both_directions", run.both_directions), ("bpe_dropout", run.tokenizer.bpe_dropout)):
+        if value and (path := next(filter(None, paths), None)):
+            reason = "has one direction" if value is True else "annotates sources with one segmentation"
+            raise ConfigError(f"{name}={value!r}: the glossary {path} {reason}; omit one of them")
+    return [None if path is None else Glossary.of(path) for path in paths]
 
 
 def _languages(member: MixtureCorpus) -> dict[str, str]:
@@ -280,7 +307,7 @@ def _stored(
         "texts": texts,
         "cleaning": asdict(cleaning),
         "version": library.__version__,
-    }
+    } | ({} if sides.glossary is None else {"glossary": sides.glossary.digest()})
     drop = None if cleaning == CleaningConfig() else lambda: Cleaning(cleaning, part).reason
     request = Request(part.name, part, len(part), sides, key, word_starts, texts, drop)
     return stored_pairs(folder or cache_directory("corpora") / checksum_of_json(key), request, say)
@@ -329,6 +356,7 @@ def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:
     return (
         f"{part}: {counts.kept:,} of {counts.read:,} pairs; dropped {counts.empty:,} with an empty side and "
         f"{counts.too_long:,} longer than {longest[0]} source or {longest[1]} target tokens{''.join(cleaned)}"
+        f"{f'; {counts.annotated:,} have terms of the glossary' if counts.annotated else ''}"
     )
 
 

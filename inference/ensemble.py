@@ -1,12 +1,14 @@
 """Several models of one target vocabulary, which translate and score as one: by the mean of their distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 
 import numpy as np
 
 from ..backend.errors import ConfigError
 from ..configs.decoding import DecodingConfig
 from ..formulas.decoding import together
+from ..train.text.glossary import Glossary
 from .batches import Rows
 from .translator import Framework, Translator
 
@@ -45,6 +47,10 @@ class Ensemble(Translator):
     def with_forced_bos(self, token: str | int) -> "Ensemble":
         """As `Translator.with_forced_bos`, of every model."""
         return Ensemble([member.with_forced_bos(token) for member in self.members])
+
+    def with_glossary(self, terms: Glossary | Mapping[str, str] | str | PathLike[str]) -> "Ensemble":
+        """As `Translator.with_glossary`, of every model."""
+        return Ensemble([member.with_glossary(terms) for member in self.members])
 
     def _sources_of(self, texts: Sequence[str], src: np.ndarray) -> list[np.ndarray]:
         """The ids of each model; those of the first are given."""

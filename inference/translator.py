@@ -1,6 +1,6 @@
 """A trained model with its tokenizers: translates and scores text in either framework."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -30,6 +30,7 @@ from ..formulas.decoding import NAN_LOGITS, Decoded
 from ..formulas.padding import pad, round_up
 from ..train.data.fitting import lacks_language, with_target_language
 from ..train.data.tokenizer_pair import Tokenizers
+from ..train.text.glossary import Glossary, encode_annotated
 from ..train.text.tokenizer import Tokenizer
 from ..train.text.tokenizer_files import needed_files
 from .batches import Rows, decoding_threads, token_batches
@@ -95,11 +96,13 @@ class Translator:
         base: "Translator | None" = None,
         tokenizers: Tokenizers | None = None,
         quantize: Quantization | None = None,
+        glossary: Glossary | None = None,
     ):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
         self.quantize: Quantization | None = quantize if base is None else base.quantize
-        # The base shares its arrays, and its tokenizers if none are set.
+        # The base shares its arrays, and its tokenizers and glossary if none are set.
         self._base, self._tokenizers = base, tokenizers
+        self.glossary: Glossary | None = base.glossary if glossary is None and base is not None else glossary
 
     def __repr__(self) -> str:
         return text_table(self.name, self._summary())
@@ -112,6 +115,7 @@ class Translator:
         rows = {"family": self.checkpoint.layout or self.checkpoint.system or "none of transformers"}
         rows |= describe_model(self.config, sum(prod(specs[name].shape) for name in trained))
         rows |= {} if self.quantize is None else {"products": self.quantize}
+        rows |= {} if self.glossary is None else {"glossary": f"{len(self.glossary.terms):,} terms"}
         try:
             languages = self.tokenizers.src.languages
         except (CheckpointError, DataError):
@@ -220,6 +224,21 @@ class Translator:
         tokenizers = self.tokenizers.with_languages(source, target)
         config = self.config if target is None else with_target_language(self.config, tokenizers)
         return self.with_config(config, tokenizers)
+
+    def with_glossary(self, terms: Glossary | Mapping[str, str] | str | PathLike[str]) -> "Translator":
+        """The same model with the target terms of a glossary in its sources. Tokenizers and arrays are shared.
+
+        `terms`: target terms by source term, or a UTF-8 file with a source term, a tab and a target term per line.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or the file cannot be read, or the source tokenizer lacks the
+                tokens around terms because the model was not trained with a glossary.
+        """
+        glossary, tokenizer = Glossary.of(terms), self.tokenizers.src
+        try:
+            return Translator(self.checkpoint, self.name, self, glossary=glossary.for_tokenizer(tokenizer))
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from None
 
     @property
     def lacks_language(self) -> bool:
@@ -434,6 +453,10 @@ class Translator:
         truncated = tokenizer.encode_sources([texts[i] for i in too_long], self.config.max_length)
         for i, sentence in zip(too_long, truncated, strict=True):
             ids[i] = sentence
+        if self.glossary is not None:
+            spans = [self.glossary.spans(text) for text in texts]
+            for i, sentence in encode_annotated(tokenizer, texts, spans, self.config.max_length).items():
+                ids[i] = sentence
         self._check_ids("src", tokenizer, texts, ids)
         for i, text in enumerate(texts):
             if len(ids[i]) <= tokenizer.added or not text.strip():  # some tokenizers encode spaces

@@ -31,6 +31,8 @@ class Translate(Languages, Decoding, Sampling):
         output: file to write the translations to; the same command continues it after an interruption.
         prefix: text file with the beginning of each translation, one per line, empty for none.
         forbidden_words: text file with words or phrases that translations do not contain, one per line.
+        glossary: text file with a source term, a tab and its target term per line, which the source then shows; for
+            a model that was trained with --corpus.glossary.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
             Samples are printed in the same way, in the order in which they are drawn.
         scores: print each translation's score and a tab before it.
@@ -48,6 +50,7 @@ class Translate(Languages, Decoding, Sampling):
     output: str | None = None
     prefix: str | None = None
     forbidden_words: str | None = None
+    glossary: str | None = None
     n_best: int = 1
     scores: bool = False
     attention: str | None = None
@@ -57,7 +60,7 @@ class Translate(Languages, Decoding, Sampling):
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
         _check_quantization(self.quantize, self.framework)
-        texts = (self.source, self.prefix, self.forbidden_words)
+        texts = (self.source, self.prefix, self.forbidden_words, self.glossary)
         check_exists(self.checkpoint, *self.ensemble, *filter(None, (*texts, self.adapter)))
         check_picture("--attention", self.attention)
         check_outputs([self.attention, self.output], [*texts, self.checkpoint, *self.ensemble])
@@ -130,6 +133,7 @@ class Evaluate(Languages, Decoding, Sampling):
         json_file: JSON file to write the results to.
         output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on. The same command
             continues it after an interruption.
+        glossary: text file with a source term, a tab and its target term per line, as in twinax translate.
         bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
         paired: compare the systems with the first one, by paired bootstrap with 1,000 resamples.
         quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with
@@ -154,13 +158,14 @@ class Evaluate(Languages, Decoding, Sampling):
     paired: Switch = False
     json_file: JsonFile = None
     output: str | None = None
+    glossary: str | None = None
     quantize: Quantization | None = None
     framework: Framework = "flax"
 
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
         _check_quantization(self.quantize, self.framework)
-        texts = (self.src, self.tgt, *self.references)
+        texts = (self.src, self.tgt, *self.references, self.glossary)
         check_exists(*self.systems, *self.ensemble, *filter(None, (*texts, self.adapter)))
         with one_line_errors():
             _check_framework(self.framework)

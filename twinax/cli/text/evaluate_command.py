@@ -21,6 +21,7 @@ from ..usage import WEIGHTS, UsageError, check_outputs, write_json
 from .resumable_output import open_output
 from .text_commands import (
     LARGEST_WINDOW,
+    TermUsage,
     check_decoding,
     decoding_config,
     decoding_in,
@@ -45,12 +46,12 @@ def evaluate(flags: Evaluate) -> int:
     outputs = _outputs(flags.output, len(flags.systems))
     dataset = flags.dataset if flags.dataset is not None and Path(flags.dataset).is_file() else None
     texts = (flags.src, flags.tgt, dataset)
-    inputs = [*flags.systems, *flags.ensemble, flags.adapter, *texts, *flags.references]
+    inputs = [*flags.systems, *flags.ensemble, flags.adapter, flags.glossary, *texts, *flags.references]
     check_outputs([flags.json_file, *outputs], inputs)
     corpus = {name: getattr(flags, name) for name in _CORPUS}
     check_decoding({**flags.decoding, **sampling_fields(flags, flags.beam_size)})
     if texts_only:
-        others = {name: getattr(flags, name) for name in ("adapter", "quantize", "mbr")}
+        others = {name: getattr(flags, name) for name in ("adapter", "quantize", "mbr", "glossary")}
         _check_unset({**flags.decoding, **flags.languages, **flags.sampling, **others})
     sources = {"src": flags.tgt} if texts_only and flags.src is None else {}  # not read
     pairs = partial(read_pairs, **corpus | sources, split=flags.split)
@@ -80,6 +81,7 @@ def evaluate(flags: Evaluate) -> int:
                 texts_of[system.name] += lines
             else:
                 total.add(lines, references)
+        system.terms.print()
         if file is not None:
             file.finish()  # at once: a later system may fail
         if not flags.paired:
@@ -119,7 +121,7 @@ class _Text:
     """A text file with translations."""
 
     def __init__(self, path: str):
-        self.name, self.cut = path, 0
+        self.name, self.cut, self.terms = path, 0, TermUsage(None)
         self.settings: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self._lines = read_lines(path)
@@ -135,13 +137,15 @@ class _Model:
     def __init__(self, path: str, flags: Evaluate, number: int, ensemble: Sequence[str]):
         translator = load_translator(path, flags.adapter, flags.quantize, ensemble)
         self.name, self.cut = " + ".join([path, *ensemble]), 0
-        self._translator = decoding_in(translator, **flags.languages)
+        translator = decoding_in(translator, **flags.languages)
+        self._translator = translator if flags.glossary is None else translator.with_glossary(flags.glossary)
+        self.terms = TermUsage(self._translator.glossary)
         settings = {**flags.decoding, **sampling_fields(flags, flags.beam_size)}
         settings |= {"log_linear": flags.log_linear or None} if ensemble else {}
         self._decoding = decoding_config(self._translator, settings, flags.ignore_generation_config)
         self._mbr = flags.mbr
         self._framework, self._number, self._begun, self._has_warned = flags.framework, number, 0, False
-        set_values = flags.languages | {"quantize": flags.quantize, "mbr": flags.mbr}
+        set_values = flags.languages | {name: getattr(flags, name) for name in ("quantize", "mbr", "glossary")}
         used = {name: getattr(self._decoding, name) for name in flags.decoding}
         plain = asdict(DecodingConfig())
         self.settings = {name: value for name, value in used.items() if name in _ALWAYS or value != plain[name]}
@@ -168,6 +172,7 @@ class _Model:
                 hypotheses = [rerank(samples, self._mbr) for samples in hypotheses]
             written = [n_best[0].line if n_best else "" for n_best in hypotheses]
         self._begun += len(sources)
+        self.terms.add(sources, written)
         return written
 
 

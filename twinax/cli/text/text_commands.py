@@ -21,6 +21,7 @@ from ...inference.minimum_bayes_risk import rerank
 from ...inference.text_warnings import text_warnings
 from ...inference.translator import Hypothesis, Sources, Translator, load
 from ...train.text import corpus
+from ...train.text.glossary import Glossary
 from ...train.tracking.progress import progress_bar
 from ..flags.shared import Quantization, Sampling
 from ..flags.text import Evaluate, Score, Translate
@@ -46,6 +47,8 @@ def translate(flags: Translate) -> int:
     check_decoding(settings)
     translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize, flags.ensemble)
     translator = decoding_in(translator, **flags.languages)
+    translator = translator if flags.glossary is None else translator.with_glossary(flags.glossary)
+    terms = TermUsage(translator.glossary)
     if flags.forbidden_words is not None:
         settings["forbidden_sequences"] = translator.forbidden(corpus.read_lines(flags.forbidden_words))
     decoding = decoding_config(translator, settings, flags.ignore_generation_config)
@@ -66,6 +69,7 @@ def translate(flags: Translate) -> int:
         results = translator.hypotheses(sources, decoding, flags.framework, progress, first - 1, beginnings)
         if flags.mbr is not None:
             results = [rerank(samples, flags.mbr)[: flags.n_best] for samples in results]
+        terms.add(sources.texts, [n_best[0].text if n_best else "" for n_best in results])
         picture_done = picture_done or _draw(translator, sources.texts, results, flags.attention)
         numbered = enumerate(results, first)
         return [line for i, n_best in numbered for line in _lines_of(n_best, i, printed, flags.scores)]
@@ -114,7 +118,32 @@ def translate(flags: Translate) -> int:
         raise UsageError(f"--prefix {flags.prefix}: has more lines than the source")
     if not picture_done:
         raise UsageError(f"--attention {flags.attention}: no line has text to draw")
+    terms.print()
     return 0
+
+
+class TermUsage:
+    """Counts the terms of a glossary in sources, and those whose target term is in the translation."""
+
+    def __init__(self, glossary: Glossary | None):
+        self._glossary, self._terms, self._translated = glossary, 0, 0
+
+    def add(self, sources: Sequence[str], translations: Sequence[str]) -> None:
+        """Count those of some sentences."""
+        if self._glossary is None:
+            return
+        for source, translation in zip(sources, translations, strict=True):
+            terms, translated = self._glossary.usage(source, translation)
+            self._terms, self._translated = self._terms + terms, self._translated + translated
+
+    def print(self) -> None:
+        """Print the counts, if there was a term."""
+        if self._glossary is not None and self._terms:
+            print(
+                f"twinax: {self._glossary.name}: {self._terms:,} terms in the sources, {self._translated:,} of them "
+                "translated by their target term",
+                file=sys.stderr,
+            )
 
 
 def _next_prefixes(path: str | None, prefixes: Iterator[str] | None, number: int) -> list[str] | None:
@@ -178,6 +207,7 @@ def identity(translator: Translator, flags: Translate | Evaluate, decoding: Deco
     every = [member.checkpoint.arrays for member in translator.members]
     weights = [checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays}) for arrays in every]
     settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework", "mbr")} | flags.languages
+    settings["glossary"] = translator.glossary and translator.glossary.digest()
     return {"weights": weights, "decoding": asdict(decoding), **settings}
 
 

@@ -37,8 +37,9 @@ PIECES = [
     "ก็",
     "ह",
 ]
-TEXT = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
-TERM = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join).map(str.strip).filter(bool)
+PIECE = st.sampled_from(["a", "b", " ", "狗"]) | st.sampled_from(PIECES)  # few, so that terms overlap and occur
+TEXT = st.lists(PIECE, max_size=14).map("".join)
+TERM = st.lists(PIECE, min_size=1, max_size=4).map("".join).map(str.strip).filter(bool)
 GLOSSARY = st.dictionaries(TERM, st.sampled_from(["x", "y z", "猫"]), min_size=1, max_size=12)
 
 
@@ -93,6 +94,7 @@ def test_the_longest_terms_of_whole_words_from_left_to_right(terms, text, lowerc
     ("text", "terms"),
     [
         ("Der Hund, der kleine Hund und die Hunde.", ["dog", "puppy"]),
+        ("kleine Hunde", ["small"]),
         ("Schäferhund HUND hund", []),
         ("(Hund)/Hund-Hund", ["dog"] * 3),
         ("Hund\u0301 _Hund Hund1", []),
@@ -101,7 +103,9 @@ def test_the_longest_terms_of_whole_words_from_left_to_right(terms, text, lowerc
     ],
 )
 def test_what_a_whole_word_is(text, terms):
-    glossary = Glossary({"Hund": "dog", "kleine Hund": "puppy", "狗": "dog", "小狗": "puppy", "C++": "C++"})
+    glossary = Glossary(
+        {"Hund": "dog", "kleine": "small", "kleine Hund": "puppy", "狗": "dog", "小狗": "puppy", "C++": "C++"}
+    )
     assert [span.target for span in glossary.spans(text)] == terms
 
 

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install docs dist optimizer-settings test test-extended test-slow test-all extended-tests conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test screenshots benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install docs dist optimizer-settings test test-extended test-slow test-all extended-tests conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix glossary published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test screenshots benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -67,6 +67,10 @@ RUN ?= runs/ctranslate2
 # Compare beam search in four backends, and its BLEU. TEXT: Multi30k. Half an hour; half of it trains RUN.
 ctranslate2: install
 	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
+
+# Measure how often a model uses the terms of a glossary. TEXT: Multi30k. 25 minutes; most of it trains a run.
+glossary: install
+	$(BIN)/python -m benchmarks.decoding.glossary docs/measurements/glossary.md $(TEXT) runs/glossary
 
 # Fine-tune a Marian directory of OPUS-MT's size and convert it back. Five minutes.
 fine-tuning: install

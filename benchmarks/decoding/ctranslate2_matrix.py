@@ -32,7 +32,8 @@ from twinax.parity.search.backends import BACKENDS, BEAM_SIZES, BackendAgreement
 from twinax.parity.search.ctranslate2 import COMMON_RULES, translate_options
 from twinax.parity.search.decoding import FAMILIES, random_family, sentences
 
-TRAINING = "--loop.epochs None --loop.updates 1600 --training.warmup-updates 400 --batches.shapes 4"
+TRAINING = "--loop.epochs None --training.warmup-updates 400 --batches.shapes 4"
+UPDATES = 1600
 LONGEST = 96  # tokens of a translation; a model trained so briefly may repeat itself up to the maximum
 LONGEST_COMPARED = 48  # the same in the comparison of backends, whose reference computes each step anew
 RANDOM = 64  # sentences that random models translate
@@ -74,15 +75,16 @@ def main(page: Path, folder: Path, run: Path) -> int:
     return 0 if equal else 1
 
 
-def train_run(folder: Path, run: Path) -> None:
-    """Train the run, or resume it; a finished one is not changed."""
+def train_run(folder: Path, run: Path, updates: int = UPDATES, further: Sequence[str] = ()) -> None:
+    """Train the run, with further flags, or resume it; a finished one is not changed."""
     twinax = str(Path(sys.executable).with_name("twinax"))
     if (run / "config.json").is_file():
         subprocess.run([twinax, "train", str(run)], check=True)
         return
     files = {"src": "train.de", "tgt": "train.en", "valid-src": "val.de", "valid-tgt": "val.en"}
     flags = [word for flag, name in files.items() for word in (f"--{flag}", _path(folder, name))]
-    subprocess.run([twinax, "train", "multi30k_de_en", *flags, *TRAINING.split(), "--out", str(run)], check=True)
+    flags += [*TRAINING.split(), "--loop.updates", str(updates), *further, "--out", str(run)]
+    subprocess.run([twinax, "train", "multi30k_de_en", *flags], check=True)
 
 
 def _path(folder: Path, name: str) -> str:

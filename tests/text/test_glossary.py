@@ -4,7 +4,7 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AddedToken, ByT5Tokenizer
 
@@ -38,9 +38,16 @@ PIECES = [
     "ह",
 ]
 PIECE = st.sampled_from(["a", "b", " ", "狗"]) | st.sampled_from(PIECES)  # few, so that terms overlap and occur
-TEXT = st.lists(PIECE, max_size=14).map("".join)
 TERM = st.lists(PIECE, min_size=1, max_size=4).map("".join).map(str.strip).filter(bool)
 GLOSSARY = st.dictionaries(TERM, st.sampled_from(["x", "y z", "猫"]), min_size=1, max_size=12)
+
+
+@st.composite
+def glossaries_and_texts(draw):
+    """Terms, and a text of them and of what may stand between."""
+    terms = draw(GLOSSARY)
+    parts = st.sampled_from([*terms]) | st.sampled_from([" ", " "]) | PIECE
+    return terms, "".join(draw(st.lists(parts, max_size=14)))
 
 
 def is_mark(character):
@@ -71,9 +78,11 @@ def naive_spans(terms, text, lowercase):
     return spans
 
 
-@given(GLOSSARY, TEXT, st.booleans())
-def test_the_longest_terms_of_whole_words_from_left_to_right(terms, text, lowercase):
+@settings(max_examples=200)
+@given(glossaries_and_texts(), st.booleans())
+def test_the_longest_terms_of_whole_words_from_left_to_right(terms_and_text, lowercase):
     """As a search of all substrings finds them; without the annotations, the text is as before."""
+    terms, text = terms_and_text
     if lowercase:
         terms = {source.lower(): target for source, target in terms.items()}
     glossary = Glossary(terms, lowercase=lowercase)

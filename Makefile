@@ -21,11 +21,11 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
-# Run the test suite: about eight minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: nine to ten minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(PYTEST) -m 'not slow and not extended' $(TESTS)
 
-# Run the suite and further cases, which take seconds each, as CI does. Twenty minutes on two cores.
+# Run the suite and further cases, which take longer, as CI does. Twenty minutes on two cores.
 test-extended: install
 	$(PYTEST) $(TESTS)
 

@@ -52,7 +52,7 @@ GAPS = {
     "no padding in sources; sources of one length": {"batch": {"src_tokens": FULL}},
     "no padding in targets; targets of one length": {"batch": {"tgt_tokens": FULL[:, :4]}},
     r"1 of \d+ biases are all 0": {"arrays": {"output.bias": np.zeros(11)}},
-    r"1 of \d+ gains are all 1": {"arrays": {"decoder.layers.0.self_attention_residual.norm.scale": np.ones(3)}},
+    r"1 of \d+ norm scales are all 1": {"arrays": {"decoder.layers.0.self_attention_residual.norm.scale": np.ones(3)}},
 }
 
 

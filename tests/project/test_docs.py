@@ -21,10 +21,12 @@ PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - TRANSLATIO
 def test_python_blocks_run(page, tmp_path, forks):
     """Each page runs in a separate process, without test settings; a line ending in `# -> text` prints text.
 
-    Blocks that need a trained model run in the test of the demo or of the tutorials.
+    Blocks that need a trained model, or a file that another block writes, run in the test of the demo or of the
+    tutorials.
     """
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    code = "\n".join(block for block in blocks if '"runs/' not in block and not block.startswith("%%"))
+    others = ('"runs/', "%%writefile", "import port\n")
+    code = "\n".join(block for block in blocks if not any(part in block for part in others))
     if not code:
         return
     result = forks(code, cwd=tmp_path)

@@ -38,7 +38,7 @@ def check_known(command: str, kind: Any, words: Sequence[str], others: Sequence[
         flag = word.partition("=")[0].replace("_", "-")
         if flag in ("-h", "--help") or flag.startswith("--tyro-"):
             return
-        if _FLAG.match(flag) and flag not in known:
+        if _FLAG.match(word) and flag not in known:  # __de__ is a value
             line = f"{word.partition('=')[0]}: there is no such flag; twinax {command} --help lists them"
             raise UsageError(line + "".join(_suggestions(command, flag, known)))
 

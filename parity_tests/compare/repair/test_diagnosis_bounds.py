@@ -1,6 +1,7 @@
 """Diagnosis where differences are small, where values match though they are swapped, and of unusual outputs."""
 
 import inspect
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from torch import nn
 from parity_tests.compare.repair.test_diagnosis import HEADS, D, heads, norm
 from twinax.compare.capture.jax_trace import capture_jax
 from twinax.compare.capture.trace import Trace
-from twinax.compare.matching.matching import Side, signature
+from twinax.compare.matching.matching import Deadline, Side, signature
 from twinax.compare.repair import diagnosis
 from twinax.compare.repair.diagnosis import diagnose
 
@@ -183,3 +184,16 @@ def test_a_search_that_takes_too_long_ends_with_what_it_found(monkeypatch):
     monkeypatch.undo()
     compared = diagnose(*models, (np.random.default_rng(1).standard_normal((4, 5)),))
     assert (len(compared.defects), compared.reason, compared.verified) == (2, "", True)
+
+
+def test_only_the_time_of_this_process_counts():
+    """A search on a busy machine finds as much as on an idle one."""
+    deadline = Deadline()
+    assert not deadline.is_over
+    deadline.start(0.05)
+    time.sleep(0.2)
+    assert not deadline.is_over
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert deadline.is_over

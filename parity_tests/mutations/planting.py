@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_REPORT = ROOT / "build" / "suite.xml"  # the seconds of each test, which `make extended-tests` writes
 _TIMEOUT = 900.0  # seconds: a mistake that makes a check hang is caught too
 _FAILED, _PASSED = 1, 0  # exit statuses of pytest
 _PARSING = threading.Lock()  # Python 3.11 shares the recursion depth of ast.parse between threads
@@ -110,9 +111,13 @@ def run(mutation: Mutation, package: Path) -> Verdict:
 
 
 def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -> tuple[int | None, str]:
-    """Runs tests on a copy of the package; returns (exit status, or None after a timeout; output)."""
+    """Runs tests on a copy of the package; returns (exit status, or None after a timeout; output).
+
+    The quickest run first if their times are known: `make test` has to keep those that catch a mistake.
+    """
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extended"]  # slow tests too
     options += ["-p", "parity_tests.support"]  # imported before pytest makes a package of the working directory's alone
+    options += ["--quickest-first", str(_REPORT)] if _REPORT.is_file() else []
     command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.
     environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONSAFEPATH": "1"}

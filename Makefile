@@ -33,8 +33,8 @@ test-extended: install
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 
-# Run every test: the suite with the extended cases, then the tests marked `slow`; build the site.
-test-all: test-extended test-slow docs
+# Run every test: the suite with the extended cases, then the tests marked `slow`; build the site and the wheel.
+test-all: test-extended test-slow docs dist
 
 # Time every case but the slow ones, and list those that `make test` leaves to `make test-extended`. Twenty minutes.
 extended-tests: install

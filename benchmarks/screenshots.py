@@ -1,8 +1,11 @@
 """Pictures of the pages of `twinax serve` and of reports, in docs: `python -m benchmarks.screenshots DOCS RUN`."""
 
+import re
+import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
@@ -37,7 +40,7 @@ def main(docs: Path, run: str) -> None:
 
 
 def reports(browser: Browser, folder: Path) -> None:
-    """Write `parity-errors.png`, `parity-attention.png` and `audit-report.png`."""
+    """Write `parity-errors.png`, `parity-attention.png`, `audit-report.png` and `compare.png`."""
     config = TransformerConfig.preset("tiny")
     arrays = random_arrays(config, 0)
     wrong = arrays | {WRONG: arrays[WRONG] * np.float32(1.001)}
@@ -48,6 +51,7 @@ def reports(browser: Browser, folder: Path) -> None:
         (parity, "parity-errors", "#errors"),
         (parity, "parity-attention", "#attention"),
         (audit_page(audit), "audit-report", "header"),
+        (comparison((folder / "compare.md").read_text(encoding="utf-8")), "compare", "header"),
     ):
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.set_content(text)
@@ -55,6 +59,20 @@ def reports(browser: Browser, folder: Path) -> None:
         picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
         picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(folder / f"{name}.png", optimize=True)
         page.close()
+
+
+def comparison(text: str) -> str:
+    """The page of the worked example in `compare.md`, made by its command."""
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, "example")
+        folder.mkdir()
+        for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, flags=re.DOTALL):
+            (folder / name).write_text(f"# {name}\n{code}", encoding="utf-8")
+        (arguments,) = re.findall(r"\ntwinax (compare .* --report report\.html)\n", text)
+        command = [Path(sys.executable).with_name("twinax"), *arguments.split()]
+        if (status := subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False).returncode) != 1:
+            sys.exit(f"compare.md: the worked example differs, but its command ended with {status}")
+        return (folder / "report.html").read_text(encoding="utf-8")
 
 
 def server(browser: Browser, folder: Path, run: str) -> None:

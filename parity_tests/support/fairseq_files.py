@@ -9,7 +9,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import transformers
-from transformers.models.fsmt import modeling_fsmt
 
 from parity_tests.support.conversion import Row, compare, through_frameworks
 from twinax import convert
@@ -141,7 +140,8 @@ class _MaskedTargets:
     def __call__(self, **inputs: Any) -> Any:
         keep = inputs["decoder_input_ids"] != self.pad_id
         # FSMT's mask goes through float32, which overflows for a float64 model
-        with patch.object(modeling_fsmt, "fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min)):
+        module = "transformers.models.fsmt.modeling_fsmt"
+        with patch(f"{module}.fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min)):
             return self.model(**inputs, decoder_attention_mask=keep.long())
 
     def named_parameters(self, **arguments: Any) -> Any:

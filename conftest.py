@@ -50,20 +50,15 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_addoption(parser):
-    """Add the order in which mistakes are planted."""
-    parser.addoption("--quickest-first", type=Path, metavar="REPORT", help="run the cases by their seconds in REPORT")
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
-def pytest_collection_modifyitems(config, items):
-    """Mark the extended cases; begin with the quickest if asked for, else with the files that take longest."""
+def pytest_collection_modifyitems(items):
+    """Mark the extended cases; begin with the files that take longest, or with the quickest cases of a report."""
     extended = {*_EXTENDED.read_text(encoding="utf-8").splitlines()}
     for item in items:
         if item.nodeid in extended:
             item.add_marker("extended")
-    if report := config.getoption("quickest_first"):
-        seconds = import_module("benchmarks.extended_tests").times(report)
+    if report := os.environ.get("QUICKEST_FIRST"):  # set where mistakes are planted
+        seconds = import_module("benchmarks.extended_tests").times(Path(report))
         items.sort(key=lambda item: seconds.get(item.nodeid, 0))
         return
     items.sort(key=lambda item: _FIRST.index(item.path.name) if item.path.name in _FIRST else len(_FIRST))

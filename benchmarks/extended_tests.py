@@ -1,9 +1,9 @@
 """Lists the test cases that `make test` leaves out and CI runs: `make extended-tests`.
 
 `python -m benchmarks.extended_tests LIST REPORT PAGE`: REPORT is pytest's, in JUnit's format, of all cases that are not
-slow; PAGE has the tests that catch the planted mistakes. A case is extended if it takes more than 0.4 seconds, catches
-no mistake, and is not the quickest of a test of which no case catches one. `KEPT` are not extended: whole runs of their kind, and what a
-change of code anywhere may break.
+slow; PAGE has the tests that catch the planted mistakes. A case is extended if it takes more than a quarter of a
+second, catches no mistake, and is not the quickest of a test of which no case catches one. `KEPT` are not extended:
+whole runs of their kind, and what a change of code anywhere may break.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.pages import read_rows, write_atomically
 
-SECONDS = 0.4
+SECONDS = 0.25
 KEPT = (
     "parity_tests/mutations/test_mutations.py::test_every_mutation_applies",
     "tests/cli/test_demo.py::test_a_short_demo",

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 
@@ -57,24 +56,11 @@ def regions(
 ) -> tuple[Region, Region]:
     """The regions of the reference and of the candidate that lead to these ends from values that match."""
     reference = _region(sides[0].trace, set(suspects[0]), ends[0])
-    shapes = [side.value(end).shape for side, end in zip(sides, ends, strict=True)]
-    suspect = {*suspects[1], *(n for n in matches.rearranged if not _is_as_the_end(sides, matches, n, shapes))}
+    suspect = {*suspects[1]}
     suspect |= _other_order(sides, matches, reference, suspect, ends[1])
     one, other = Region(reference, ends[0]), Region(_region(sides[1].trace, suspect, ends[1]), ends[1])
     suspect |= _other_values(sides, matches, one, other)
     return one, Region(_region(sides[1].trace, suspect, ends[1]), ends[1])
-
-
-def _is_as_the_end(sides: tuple[Side, Side], matches: Matches, number: int, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether a value has its axes in the order in which the ends of a region have them, such as channels last."""
-    one, other = shapes
-    orders = [o for o in permutations(range(len(one))) if [one[i] for i in o] == [*other]]
-    value = sides[1].value(number)
-    for source in (sides[0].value(n) for n in matches.of_candidate.get(number, ()) if value.ndim == len(one)):
-        possible = (source.transpose(o) for o in orders if source.ndim == len(o))
-        if any(a.shape == value.shape and same_order(a, value, matches.bound) for a in possible):
-            return True
-    return False
 
 
 def _other_values(sides: tuple[Side, Side], matches: Matches, reference: Region, candidate: Region) -> set[int]:

@@ -229,7 +229,8 @@ class _Walks:
     def _needed(self, state: State) -> State:
         """The state without the changes that have no effect on the outputs, as in rows of padding that no output needs.
 
-        Only repairs can tell: a value that is taken from the reference hides all differences before it.
+        Only repairs can tell: a value that is taken from the reference, as where a step is missing, hides all
+        differences before it.
         """
         needed, count = copy(state), 2 if self.alike else 1
         needed.taken = tuple(change for change in state.taken if change.repair is not None)
@@ -241,7 +242,8 @@ class _Walks:
         for change in needed.taken if 1 < len(needed.taken) <= _FEW else ():
             fewer = copy(needed)
             fewer.taken = tuple(other for other in needed.taken if other is not change)
-            if fewer.taken and outputs_agree(fewer, self.samples, count):
+            is_hidden = any(other.is_of_the_reference and other.other > change.other for other in fewer.taken)
+            if fewer.taken and not is_hidden and outputs_agree(fewer, self.samples, count):
                 needed = fewer
         return needed
 

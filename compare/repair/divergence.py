@@ -152,7 +152,8 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
             return of_positions
     if best is None or best[0] > WEAK:
         steps = gaining or _in_order_of_trial(_gaining(state))
-        other = _everywhere(state, steps) or _missing(state, steps[:1]) or _repaired(state, steps)
+        likely = [step for step in steps if step.gain == steps[0].gain]  # one of them may lead over two differences
+        other = _everywhere(state, steps) or _missing(state, likely) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
         steps = sorted([*closing, *steps], key=lambda step: -step.gain)

@@ -62,6 +62,11 @@ class Change:
         own = () if self.repair is None or self.repair.rounding else self.repair.edits
         return own or ((self.other, self.forced),)
 
+    @property
+    def is_of_the_reference(self) -> bool:
+        """Whether the candidate goes on with a value of the reference, as where it lacks a step."""
+        return any(getattr(edit, "__func__", None) is Change.forced for _, edit in self.edits)
+
     def applied(self, sides: Sides) -> Sides:
         """The values after the change."""
         candidate = sides[1] if self.repair is None else edited(sides, self.repair.edits)

@@ -117,10 +117,10 @@ def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -
     """
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extended"]  # slow tests too
     options += ["-p", "parity_tests.support"]  # imported before pytest makes a package of the working directory's alone
-    options += ["--quickest-first", str(_REPORT)] if _REPORT.is_file() else []
     command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.
     environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONSAFEPATH": "1"}
+    environment |= {"QUICKEST_FIRST": str(_REPORT)} if _REPORT.is_file() else {}
     try:
         process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -420,6 +420,28 @@ def test_an_activation_that_one_call_lacks_is_named_there():
     assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
 
 
+class AfterTheFirstTwo(AfterTheSecond):
+    def forward(self, x):
+        x = torch.tanh(self.one(x))
+        x = torch.tanh(self.two(x))
+        return self.last(x)
+
+
+def test_activations_that_two_calls_lack_are_two_differences():
+    """The second is named in the caller: the last call of the function is right."""
+    module = AfterTheFirstTwo().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def port(p, x):
+        x = linear(p, "one", x)
+        x = linear(p, "two", x)
+        return linear(p, "last", x)
+
+    first, second = diagnose(module, (port, parameters), (X,)).defects
+    assert all(str(defect.repair).startswith("missing: tanh") for defect in (first, second))
+    assert second.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
+
+
 def test_an_attempt_that_cannot_be_computed_is_no_repair():
     """A number takes the place of a complex one, of which there is only the real part afterwards."""
     weight = np.random.default_rng(0).standard_normal((D, D))

@@ -21,7 +21,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
-# Run the test suite: nine to ten minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: about seven minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(PYTEST) -m 'not slow and not extended' $(TESTS)
 
@@ -166,7 +166,7 @@ benchmark-dropout: install
 benchmark: install
 	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
 
-# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. 20 minutes; half of it trains RUN.
+# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. An hour; a fifth of it trains RUN.
 benchmark-translation: install
 	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.performance.translation PAGE FOLDER RUN`: FOLDER has Multi30k in German and English, RUN is a run
 on it, which is trained if it does not exist (12 minutes). 3,000 sentences: test, validation, and the first of training.
-They are translated by its model, and by one of base size with the same function. The page receives a table. 20 minutes.
+They are translated by its model, and by one of base size with the same function. The page receives a table. 50 minutes.
 """
 
 import os

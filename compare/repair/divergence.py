@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice, product
 
 import numpy as np
@@ -98,15 +99,28 @@ def _gaining(state: State) -> list[Step]:
     return steps
 
 
-def _in_order_of_trial(steps: Sequence[Step]) -> list[Step]:
-    """The step that gains most, then for each end in order of execution the best and latest ones."""
+def _in_order_of_trial(state: State, steps: Sequence[Step]) -> list[Step]:
+    """The step that gains most, then for each end in order of execution the best and latest ones.
+
+    Of several that gain most, the one whose values are computed from the same ones: the arrangements of a table match
+    wherever the table stands.
+    """
     by_gain = sorted(steps, key=lambda step: (-step.gain, not step.closes))
-    ordered = by_gain[:1]
+    highest = [step for step in by_gain if (step.gain, step.closes) == (by_gain[0].gain, by_gain[0].closes)]
+    ordered = [min(highest, key=partial(_sources_of_one, state))] if len(highest) > 1 else highest
     for number in sorted({step.number for step in steps}):
         variants = [step for step in by_gain if step.number == number]
         latest = sorted(variants, key=lambda step: (-step.gain, -step.other))  # more operations lead there
         ordered += [*latest[:_VARIANTS], *variants[:1]]
     return list(dict.fromkeys(ordered))
+
+
+def _sources_of_one(state: State, step: Step) -> int:
+    """How many values only one side's region uses."""
+    reference, candidate = state.regions(step.number, step.other)
+    own = {state.matches.of_candidate.get(number, ()) for number in candidate.leaves}
+    common = [not {*reference.leaves}.isdisjoint(numbers) for numbers in own]
+    return common.count(False) + len({*reference.leaves} - {*chain.from_iterable(own)})
 
 
 def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> Step:
@@ -134,7 +148,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if found is not None:
         return _finished(state, *found)
     # After a first difference there are often more: then it is not worth looking first whether nothing else differs.
-    gaining = _in_order_of_trial(_gaining(state)) if state.taken and state.limit > ROUNDED else []
+    gaining = _in_order_of_trial(state, _gaining(state)) if state.taken and state.limit > ROUNDED else []
     plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])
     if plain is not None and plain[0] < WEAK and len(plain[2].edits) == 1:  # several may be of several differences
         _, step, repair, values = plain
@@ -151,7 +165,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         if of_positions is not None:
             return of_positions
     if best is None or best[0] > WEAK:
-        steps = gaining or _in_order_of_trial(_gaining(state))
+        steps = gaining or _in_order_of_trial(state, _gaining(state))
         likely = [step for step in steps if step.gain == steps[0].gain]  # one of them may lead over two differences
         other = _everywhere(state, steps) or _missing(state, likely) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
@@ -172,7 +186,7 @@ def _derivative(state: State) -> Step | None:
     repaired = [repair.operation for repair in repairs if repair.operation is not None]
     lines = {o.line for o in repaired if trace.derived.isdisjoint(o.outputs)} - {""}
     derived = {id(o) for o in trace.operations if o.line in lines and not trace.derived.isdisjoint(o.outputs)}
-    for step in _in_order_of_trial(_gaining(state))[:_VARIANTS] if derived and not trace.gradients else ():
+    for step in _in_order_of_trial(state, _gaining(state))[:_VARIANTS] if derived and not trace.gradients else ():
         operations = state.regions(step.number, step.other)[1].operations
         if step.other in trace.derived and any(id(operation) in derived for operation in operations):
             return step

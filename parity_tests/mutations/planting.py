@@ -115,7 +115,7 @@ def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -
 
     The quickest run first if their times are known: `make test` has to keep those that catch a mistake.
     """
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extended"]  # slow tests too
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not extended and not slow"]
     options += ["-p", "parity_tests.support"]  # imported before pytest makes a package of the working directory's alone
     command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.

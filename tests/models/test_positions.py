@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
+from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from twinax import flax_transformer, torch_reference
+from twinax import TransformerConfig, flax_transformer, torch_reference
 from twinax.formulas.position_tables import POSITION_TABLES
 
 
@@ -54,3 +56,17 @@ def test_positions_without_padding_are_m2m100_s(pad_id):
     actual = torch_reference.layers.count_non_padding(tokens, pad_id)
     assert torch.equal(actual, expected)
     assert np.array_equal(flax_transformer.layers.count_non_padding(jnp.asarray(tokens.numpy()), pad_id), expected)
+
+
+def test_learned_positions_with_an_offset_are_bart_s():
+    """BART's first position is row 2 of its table."""
+    settings = {"positions": "learned", "position_offset": 2, "position_table_length": 11}
+    config = TransformerConfig.preset("tiny", src_vocab_size=7, tgt_vocab_size=7, max_length=9, **settings)
+    model = torch_reference.layers.Positions(config)
+    bart = BartLearnedPositionalEmbedding(9, config.d_model)
+    bart.weight.data = model.table.data
+    expected = bart(torch.zeros(1, 9, dtype=torch.long)).detach()
+    twin = flax_transformer.layers.Positions(config, rngs=nnx.Rngs(0))
+    twin.table[...] = jnp.asarray(model.table.detach().numpy())
+    assert torch.equal(model(torch.arange(9)[None]).expand_as(expected), expected)
+    assert np.array_equal(np.broadcast_to(twin(jnp.arange(9)[None]), expected.shape), expected)

@@ -1,5 +1,6 @@
 """Rotary embeddings of `transformers`, in both of their forms, against a port in the other form."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from twinax.parity import diagnose
 
 pytestmark = pytest.mark.newest
 LENGTH, HEADS, WIDTH = 5, 3, 6
+BASE = 100.0  # so small that float32 frequencies change the outputs
 X = np.random.default_rng(0).standard_normal((2, LENGTH, HEADS * WIDTH))
 
 
@@ -23,22 +25,30 @@ class Reference(nn.Module):
         torch.manual_seed(seed)
         self.q, self.k = (nn.Linear(HEADS * WIDTH, HEADS * WIDTH, dtype=torch.float64) for _ in range(2))
         self.halves = halves
-        self.frequencies = (10000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)).to(dtype)
+        self.frequencies = (BASE ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)).to(dtype)
 
     def forward(self, x):
         q, k = (f(x).view(*x.shape[:2], HEADS, WIDTH) for f in (self.q, self.k))
         angles = torch.arange(LENGTH, dtype=torch.float64)[:, None] * self.frequencies.to(torch.float64)
         if self.halves:
-            sin, cos = (torch.cat([f(angles), f(angles)], -1)[None] for f in (torch.sin, torch.cos))
-            q, k = rotate_halves(q, k, cos, sin, unsqueeze_dim=2)
+            angles = torch.cat([angles, angles], -1)[None]
+            q, k = rotate_halves(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
         else:
             q, k = (rotate_neighbors(y, angles.sin()[None], angles.cos()[None]) for y in (q, k))
         return torch.einsum("blhd,bmhd->bhlm", q, k)
 
 
+class Attention(Reference):
+    """A mixture of the inputs, with these scores."""
+
+    def forward(self, x):
+        weights = torch.softmax(super().forward(x) / WIDTH**0.5, -1)
+        return torch.einsum("bhlm,bmd->bhld", weights, x)
+
+
 def port(halves):
     def rotated(x):
-        angles = jnp.arange(LENGTH)[:, None, None] * 10000.0 ** (-jnp.arange(0, WIDTH, 2) / WIDTH)
+        angles = jnp.arange(LENGTH)[:, None, None] * BASE ** (-jnp.arange(0, WIDTH, 2) / WIDTH)
         one, other = jnp.split(x, 2, -1) if halves else (x[..., ::2], x[..., 1::2])
         parts = one * jnp.cos(angles) - other * jnp.sin(angles), other * jnp.cos(angles) + one * jnp.sin(angles)
         return jnp.concatenate(parts, -1) if halves else jnp.stack(parts, -1).reshape(x.shape)
@@ -50,15 +60,20 @@ def port(halves):
     return scores
 
 
-def compared(reference, halves):
+def attention_port(halves):
+    scores = port(halves)
+    return lambda p, x: jnp.einsum("bhlm,bmd->bhld", jax.nn.softmax(scores(p, x) / WIDTH**0.5), x)
+
+
+def compared(reference, port):
     weights = {name: parameter.detach().numpy() for name, parameter in reference.named_parameters()}
-    return diagnose(reference.eval(), (port(halves), weights), (X,))
+    return diagnose(reference.eval(), (port, weights), (X,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("own", "other", "halves"), [("neighbors", "halves", True), ("halves", "neighbors", False)])
 def test_pairs_of_other_elements_are_one_repair(own, other, halves, dtype):
-    diagnosis = compared(Reference(halves, dtype), not halves)
+    diagnosis = compared(Reference(halves, dtype), port(not halves))
     assert {str(defect.repair).replace(" (", ", ").split(", ")[0] for defect in diagnosis.defects} == {f"rotates {own}"}
     assert all(f"should rotate {other}" in str(defect.repair) for defect in diagnosis.defects)
     assert (len(diagnosis.defects), diagnosis.verified) == (2, True)
@@ -69,4 +84,13 @@ def test_pairs_of_other_elements_are_one_repair(own, other, halves, dtype):
 
 @pytest.mark.parametrize("halves", [True, False])
 def test_the_same_pairs_are_equal(halves):
-    assert compared(Reference(halves, torch.float64), halves).verdict == "equal"
+    assert compared(Reference(halves, torch.float64), port(halves)).verdict == "equal"
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_a_rotation_in_attention_is_one_repair(halves):
+    """Where the sine of each pair is repeated, as in GPT-J, its arrangements match wherever they are put."""
+    diagnosis = compared(Attention(halves, torch.float64), attention_port(not halves))
+    assert diagnosis.verified
+    assert len(diagnosis.defects) == 2
+    assert all(str(defect.repair).startswith("rotates ") for defect in diagnosis.defects)

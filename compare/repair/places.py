@@ -38,7 +38,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     while number in producer and (not made or is_passed_on(made[-1])):
         made.append(producer[number])
         number = made[-1].inputs[0] if made[-1].inputs else -1
-    if made and made[0].name not in passing and any(_are_equal(state, value, n) for n in made[0].inputs):
+    is_idle = bool(made) and made[0].name not in passing and any(_are_equal(state, value, n) for n in made[0].inputs)
+    if is_idle and kind(made[0]) in map(kind, reference.operations):
         return made[0]  # the rest of the step, such as a factor of one
     own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
     made = [operation for operation in made if operation.name != USE]
@@ -111,7 +112,7 @@ def _is_called_without(state: State, made: Operation, reference: Region) -> bool
     """Whether the function that computes a value is called elsewhere too, where the reference takes no such step."""
     step = reference.operations[-1]
     for other in state.candidate.trace.operations:
-        if other.name == made.name and other.lines[:1] == made.lines[:1] and other.lines[1:2] != made.lines[1:2]:
+        if other.name == made.name and other.lines[:1] == made.lines[:1] and other.lines[1:] != made.lines[1:]:
             sources = state.matches.of_candidate.get(other.outputs[0], ())
             names = {kind(user) for user in _users(state.reference.trace, sources)}
             if sources and kind(step) not in names and kind(reference.operations[0]) not in names:

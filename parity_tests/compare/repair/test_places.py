@@ -430,6 +430,52 @@ def test_activations_that_calls_lack_are_named_each(kind, count):
     assert defects[-1].lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
 
 
+@pytest.mark.parametrize("idle", [lambda x: x / 1.0, lambda x: x + jnp.zeros(D)], ids=["divides", "adds"])
+def test_what_changes_nothing_is_not_the_rest_of_a_missing_step(idle):
+    """A function divides by a scale of one, or adds a bias of zeros, as it does where nothing is missing."""
+    torch.manual_seed(0)
+    module = AfterTheSecond().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def layer(p, name, x):
+        return idle(linear(p, name, x))
+
+    def port(p, x):
+        x = layer(p, "one", x)
+        x = layer(p, "two", x)
+        return layer(p, "last", x)
+
+    (defect,) = diagnose(module, (port, parameters), (X,)).defects
+    assert str(defect.repair).startswith("missing: relu")
+    assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
+
+
+class Normed(nn.Module):
+    """A norm on the line of its use."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.last = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.last(x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5))
+
+
+def test_a_factor_of_one_is_the_rest_of_a_norm():
+    torch.manual_seed(0)
+    module = Normed().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def port(p, x):
+        x = linear(p, "one", x)
+        x = x * 1.0
+        return linear(p, "last", x)
+
+    (defect,) = diagnose(module, (port, parameters), (X,)).defects
+    assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
+
+
 def test_an_attempt_that_cannot_be_computed_is_no_repair():
     """A number takes the place of a complex one, of which there is only the real part afterwards."""
     weight = np.random.default_rng(0).standard_normal((D, D))

@@ -202,7 +202,7 @@ def test_arrays_that_differ_are_listed_in_order(different):
 def test_the_environment_is_named(equal):
     texts = Reader(page(equal, NAMES)).texts
     assert f"jax {jax.__version__}" in texts["environment"]
-    assert f"torch {torch.__version__}" in texts["environment"]
+    assert f"torch {torch.__version__.partition('+')[0]}" in texts["environment"]  # of a build for CUDA
     assert "differences" not in texts
     assert "lines" not in texts
 

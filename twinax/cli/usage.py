@@ -86,9 +86,12 @@ def _is_part(path: Path, folders: Collection[Path], beside: Collection[Path]) ->
 
 def _resolve(path: str) -> Path:
     try:
-        return Path(path).resolve()
-    except (RuntimeError, ValueError) as error:  # a cycle of symbolic links
+        target = Path(path).resolve()
+    except (RuntimeError, ValueError) as error:  # a cycle of symbolic links, before Python 3.13
         raise UsageError(f"{path!a}: cannot be used: {error}") from None
+    if target.is_symlink():
+        raise UsageError(f"{path!a}: cannot be used: its symbolic links form a cycle")
+    return target
 
 
 def is_standard_output(path: str) -> bool:

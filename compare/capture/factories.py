@@ -121,7 +121,8 @@ def inputs_of(name: str) -> Sequence[Any] | Mapping[str, Any]:
         result = called(name, function_of(name))
         return result if isinstance(result, (tuple, list, Mapping)) else (result,)
     if not os.path.isfile(name):
-        raise CaptureError(f"{name}: there is no such file")
+        hint = "; a function is named as in ref.py:inputs" if ":" in name else ""
+        raise CaptureError(f"{name}: there is no such file{hint}")
     try:
         loaded = np.load(name, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

@@ -73,6 +73,8 @@ def read_rules(path: Path | str, sources: Shapes, targets: Shapes) -> dict[str, 
     """
     try:
         entries = tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise RulesError(f"{path}: there is no such file; --write-rules writes one") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RulesError(f"{path}: cannot be read as TOML: {error}; correct it or write it again") from error
     return {name: _read_match(f"{path}: {name}", name, entry, sources, targets) for name, entry in entries.items()}

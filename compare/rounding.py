@@ -29,6 +29,7 @@ _NUMBERS = 4096  # elements that the outputs of all inputs should have
 _MOST = 64  # inputs
 _ALIGNMENT = 64  # bytes
 _WIDE = 1e3  # an error this many times smaller means a wider dtype
+_UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-9}  # relative errors of rounding one number
 DTYPES = ("float32", "bfloat16")
 
 
@@ -119,6 +120,8 @@ def _measure(
         failure = "the reference's outputs are not finite where those in float64 are"
         return Rounding(dtype, 0.0, 0.0, count, failure)
     failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
+    if 0 < errors[0] * _WIDE < min(errors[1], _UNITS[dtype]):
+        failure = "the reference computes in a wider dtype"
     result = Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
     return result if result.ok or dtype != DTYPES[0] else replace(result, casts=_casts(traces[1], result.reference))
 

@@ -102,6 +102,9 @@ def test_a_wider_dtype_inside_is_no_rounding(reference):
 
     comparison = compare(reference, (wide, weights(reference)), (X,))
     assert [entry.failure for entry in comparison.rounding] == ["", "the candidate computes in a wider dtype"]
+    exchanged = compare((wide, weights(reference)), (port, weights(reference)), (X,))
+    assert exchanged.ok
+    assert [entry.failure for entry in exchanged.rounding] == ["", "the reference computes in a wider dtype"]
 
 
 def test_a_parameter_in_float32_explains_the_gradients_too(reference):

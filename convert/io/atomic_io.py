@@ -142,10 +142,8 @@ def check_new(path: Path) -> None:
     """Raises: ConversionError if writing to the path would overwrite something."""
     try:
         path = path.resolve()  # write to the target of a symbolic link, and keep the link
-    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links, before Python 3.13
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links
         raise ConversionError(f"{path}: cannot be written: {error}") from None
-    if path.is_symlink():
-        raise ConversionError(f"{path}: cannot be written: its symbolic links form a cycle")
     if path == Path.cwd():
         raise ConversionError(f"{path}: is the current directory; give a new name")
     if path.is_dir() and any(path.iterdir()):

@@ -4,7 +4,7 @@ Both models were initialized independently, and their names are not used. Every 
 values; where an operation of the candidate then computes a value of the reference, its parameters are found.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -38,6 +38,7 @@ class Inference:
     questions: Mapping[str, str] = field(default_factory=dict)  # undecided parameter -> the line of a rules file
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the candidate's parameters
     source_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the reference's
+    reason: str = ""  # why the search ended early
 
     @property
     def share(self) -> float:
@@ -71,30 +72,34 @@ def infer_weights(
     inputs: Sequence[Any],
     candidate_inputs: Sequence[Any] | None = None,
     given: Mapping[str, Match] | None = None,
+    progress: Callable[[int, int], None] = lambda decided, count: None,
 ) -> Inference:
     """Infer where each of the candidate's parameters comes from; models and inputs are those that `diagnose` takes.
 
     given: matches that are known, such as those of `read_rules`; they are taken as they are.
+    progress: called with the number of decided parameters, or parts of them, and the number of all.
 
     Raises:
         CaptureError: a model cannot be traced.
     """
     others = inputs if candidate_inputs is None else candidate_inputs
-    return infer_from_traces(capture(reference, inputs), capture(candidate, others), given)
+    return _inferred(capture(reference, inputs), capture(candidate, others), given or {}, progress)
 
 
-def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Match] | None = None) -> Inference:
+def _inferred(
+    reference: Trace, candidate: Trace, given: Mapping[str, Match], progress: Callable[[int, int], None]
+) -> Inference:
     """The same from traces of both models, of the same inputs."""
     arrays = [{name: t.values.kept(n) for name, n in t.parameters.items()} for t in (reference, candidate)]
     learned = learned_parameters(reference, candidate), learned_parameters(candidate, reference)
     fixed = [{n: a for n, a in side.items() if n not in own} for side, own in zip(arrays, learned, strict=True)]
-    known = {**match_weights(*fixed).matches, **(given or {})}
+    known = {**match_weights(*fixed).matches, **given}
     random = randomized(reference, learned[0], 0), randomized(candidate, learned[1], 1)
-    random = random[0], _with_rules(*random, given or {})
+    random = random[0], _with_rules(*random, given)
     undecided = [name for name in learned[1] if name not in known]
     search = ParameterSearch(*random, (learned[0], undecided))
-    search.take(part for match in (given or {}).values() for part in _with_sums(match))
-    search.run()
+    search.take(part for match in given.values() for part in _with_sums(match))
+    search.run(progress)
     return _Assembly(search, arrays, undecided).inference(known)
 
 
@@ -209,7 +214,8 @@ class _Assembly:
         )
         assumed = self._assumed(sorted(unused), open_names)
         questions = {name: question(name, choices) for name, choices in ambiguous.items() if name not in assumed}
-        return Inference(weights, fixed, tuple(guessed), assumed, questions, self.shapes, self.source_shapes)
+        shapes = self.shapes, self.source_shapes
+        return Inference(weights, fixed, tuple(guessed), assumed, questions, *shapes, self.search.reason)
 
     def _assumed(self, unused: Sequence[str], open_names: Sequence[str]) -> dict[str, Match]:
         """Matches, by assumption, of the parameters of which nothing is decided."""
@@ -224,6 +230,8 @@ class _Assembly:
         """Decide blocks for which one free source and one arrangement is left; names of their parameters."""
         names = []
         for key, block in list(self.search.open.items()):
+            if key not in self.search.open:  # decided with another one
+                continue
             fitting = [
                 Guess(source, layout)
                 for source, array in self.search.arrays.items()

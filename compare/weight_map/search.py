@@ -16,7 +16,7 @@ import numpy as np
 
 from ..capture.trace import Operation, Trace
 from ..matching.arrangements import Layout
-from ..matching.matching import FAILURES, Side, alignments, producers, signature
+from ..matching.matching import FAILURES, Deadline, Side, alignments, producers, signature
 from ..matching.weights import Part
 from .blocks import Block, Dependencies, blocks, elements, live_values, used_repeatedly, users
 from .guesses import Guess, guesses
@@ -31,6 +31,7 @@ _MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
 _MOST_CLOSE = 60  # tries in which closeness is computed
 _WINDOW = 30  # values examined in a step
+_SECONDS = 60.0  # of processor time
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 
 
@@ -56,6 +57,7 @@ class ParameterSearch:
         self.shared = used_repeatedly(reference, self.sources)
         self.pinned = {number for block in self.open.values() for number in block.numbers}  # never computed
         self.evaluations = 0  # in this step
+        self.deadline, self.reason = Deadline(), ""  # why the search ended early
         self.views: dict[int, bool] = {}
         self.mattering: dict[tuple[int, int], set[str]] = {}
         self.failed: set[object] = set()
@@ -158,8 +160,12 @@ class ParameterSearch:
                 self.compute(operation)
                 changed.update(operation.outputs)
 
-    def run(self) -> None:
-        """Decide as many blocks as values decide; the cheapest step that makes progress comes first."""
+    def run(self, progress: Callable[[int, int], None]) -> None:
+        """Decide as many blocks as values decide; the cheapest step that makes progress comes first.
+
+        `progress` is called with the numbers of decided blocks and of all.
+        """
+        self.deadline.start(_SECONDS)
         steps = (
             partial(self.compare, True, 0),
             self.snap,
@@ -169,8 +175,10 @@ class ParameterSearch:
             partial(self.compare, True, 2),
             partial(self.compare, False, 1),
         )
-        while self.open and any(step() for step in steps):
-            pass
+        while self.open and not self.deadline.is_over and any(step() for step in steps):
+            progress(len(self.decided), len(self.decided) + len(self.open))
+        if self.open and self.deadline.is_over:
+            self.reason = f"the search stopped after {_SECONDS:.0f} s"
 
     def pending(self) -> Iterator[int]:
         """Values of the candidate that depend on inputs and on a few undecided blocks, in order of execution."""
@@ -219,6 +227,8 @@ class ParameterSearch:
         for i, pool in enumerate(pools):
             if verified and len(pool) > max(len(single), len(pools[i - 1])):
                 break
+            if self.deadline.is_over:
+                return False
             choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
             accepts = self._equal if exact else self._close
             accepted = [choice for choice in choices if accepts(number, choice)]
@@ -373,10 +383,16 @@ class ParameterSearch:
         while pending:
             for key, guess in pending.pop().items():
                 self.set_block(key, guess)
-            left = [[o for o in group if all(map(self.is_free, o.values()))] for group in self.groups]
+            left = [[o for o in map(self._rest, group) if o is not None] for group in self.groups]
             pending += [options[0] for options in left if len(options) == 1]
             self.groups = [options for options in left if len(options) > 1]
         self.settle()
+
+    def _rest(self, choice: Choice) -> Choice | None:
+        """What a choice says about undecided blocks; None if it contradicts the decided ones."""
+        rest = {key: guess for key, guess in choice.items() if key in self.open}
+        agrees = all(self.decided[key][1] == guess for key, guess in choice.items() if key not in rest)
+        return rest if agrees and all(map(self.is_free, rest.values())) else None
 
     def snap(self) -> bool:
         """Replace a known value that the reference does not have, but nearly, by the reference's."""

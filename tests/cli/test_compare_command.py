@@ -73,7 +73,11 @@ def test_a_converter_and_no_converter(files, capsys):
     assert "weights: 4 of 4 parameters inferred, without their names" in capsys.readouterr().out
     assert compare(candidate="port.py:counting") == 0
     assert "weights: 4 of 4 parameters inferred" in capsys.readouterr().out  # a counter is no parameter
+    assert compare("port.py:untrained", "ref.py:make", json_file="o.json") == 2  # its outputs are all zero
+    assert "the candidate is the PyTorch model; if the JAX model is the port, exchange" in capsys.readouterr().err
+    assert [*json.loads((files / "o.json").read_text())["cost"]["seconds"]] == ["weights", "tracing", "outputs"]
     assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
+    assert "exchange" not in capsys.readouterr().err
     assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
     assert compare(inputs="ref.py:inputs") == 0
     np.save("batch.npy", np.load("batch.npz")["arr_0"])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.compare.capture.trace import named
-from twinax.compare.weight_map import probing
+from twinax.compare.weight_map import probing, search
 from twinax.compare.weight_map.guesses import layouts
 from twinax.compare.weight_map.inference import infer_weights
 from twinax.compare.weight_map.probing import probe_converter
@@ -431,3 +431,16 @@ def test_a_table_of_which_the_reference_uses_rows_is_no_parameter():
     inference = infer_weights(*models, (random.integers(0, 11, (3, 6)),))
     assert inference.fixed == ("table",)
     assert inference.weights.matches["w"].sources == ("embedding",)
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(60.0, ""), (0.0, "the search stopped after 0 s")])
+def test_a_search_that_takes_too_long_says_so(monkeypatch, seconds, reason):
+    monkeypatch.setattr(search, "_SECONDS", seconds)
+    kernels = RNG.standard_normal((2, 12, 12))
+    arrays = [{"a": a, "b": b} for a, b in (kernels, kernels[::-1] * 2)]
+    models = [(lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], own) for own in arrays]
+    shown = []
+    inference = infer_weights(*models, (X[0],), progress=lambda decided, count: shown.append((decided, count)))
+    assert inference.reason == reason
+    sources = {name: match.parts[0].source for name, match in inference.weights.matches.items()}
+    assert (sources, shown[-1:]) == (({"a": "a", "b": "b"}, [(2, 2)]) if not reason else ({}, []))

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...compare.capture.factories import called, factory_of, function_of, import_path, inputs_of, needs_parameters
+from ...compare.capture.models import is_torch
 from ...compare.capture.parameters import arrays_of
 from ...compare.capture.recording import SUFFIX, Recording
 from ...compare.capture.recording_file import read_recording
@@ -22,6 +24,7 @@ from ...compare.report import as_document, show
 from ...compare.testing import annotations, on_github
 from ...compare.weight_map.inference import infer_weights
 from ...compare.weight_map.rules import apply_rules, read_rules
+from ...train.tracking.progress import progress_bar
 from ..flags.proofs import Compare
 from ..usage import UsageError, check_outputs, check_report, write_json, write_text
 
@@ -71,10 +74,12 @@ def _compared(flags: Compare) -> Comparison:
     port = called(flags.candidate, factory, arguments) if factory is not None else candidate
     optimizers = _optimizers(flags.optimizer) if flags.optimizer else None
     converter = function_of(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
-    assumed = ""
+    assumed, seconds = "", {}
     if converter is None and _are_different(model, port):
+        start = time.perf_counter()
         both_inputs = reference_inputs, candidate_inputs
         converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
+        seconds["weights"] = time.perf_counter() - start
     if converter is None and factory is not None and wants_weights:
         converter = partial(_built_parameters, factory, (*arguments, port))
     comparison = compare(
@@ -85,6 +90,7 @@ def _compared(flags: Compare) -> Comparison:
         dropout=flags.dropout,
         rounding=not flags.no_rounding,
     )
+    comparison = replace(comparison, seconds={**seconds, **comparison.seconds})
     if assumed and not (comparison.ok or comparison.forward.verified):  # equal outputs would prove them
         return replace(comparison, coverage_gaps=(*comparison.coverage_gaps, assumed))
     return comparison
@@ -172,10 +178,17 @@ def _inferred_converter(
         if isinstance(side, Recording) and side.gaps():
             raise CaptureError(f"{side.gaps()[0]}, and no weights can be inferred; pass --convert or --rules")
     print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
-    inference = infer_weights(model, port, reference_inputs, candidate_inputs)
+    if is_torch(port) and not (is_torch(model) or isinstance(model, Recording)):
+        print("the candidate is the PyTorch model; if the JAX model is the port, exchange the two", file=sys.stderr)
+    with progress_bar() as progress:
+        inference = infer_weights(
+            *(model, port, reference_inputs, candidate_inputs), progress=partial(progress, "parts of parameters inferred")
+        )
     matches, shapes = inference.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
     print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names")
+    if inference.reason:
+        print(f"weights: {inference.reason}; --rules with some of the parameters leaves less to search for")
     names, assumed = list(inference.assumed), ""
     if names:
         first = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -93,7 +93,10 @@ def called(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...] = 
     try:
         result = factory(*arguments)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise CaptureError(f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}") from error
+        line = f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}"
+        is_class = inspect.isclass(factory) and bool(arguments)
+        advice = "; it is a class, and got the parameters: name a function that returns the model"
+        raise CaptureError(line + advice * is_class) from error
     if result is None:
         raise CaptureError(f"{name}: returned None; return a model, or arrays for --inputs")
     return result

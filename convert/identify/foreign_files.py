@@ -18,6 +18,7 @@ _QUANTIZED = ("U8", "I8", "F8_E4M3", "F8_E5M2", "F4")  # dtypes of safetensors
 _ORIGINAL = "pass the checkpoint from which it was made"
 _UNPACK = "unpack it, then run `twinax inspect` on the directory"
 _DATA = Unsupported("a data file", "it has no weights", "pass it to `twinax train --dataset`, and a checkpoint here")
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _ROOTS = ("torch", "collections", "builtins", "__builtin__", "_codecs", "argparse", "numpy")  # of harmless classes
 
 # (first byte of the magic, magic, obstacle)
@@ -106,16 +107,17 @@ def unsupported_file(path: Path) -> Unsupported | None:
 def unidentified_file(path: Path) -> Unsupported:
     """The obstacle of a file that nothing recognizes."""
     head = headers.read_head(path)
-    if _is_text(head):
-        line = printable(head.decode("utf-8", "ignore").partition("\n")[0])
-        return Unsupported("not a checkpoint", f"a text file that starts with {line!r}", READABLE)
+    if unsupported := _text(head):
+        return unsupported
     return Unsupported("not a checkpoint", f"no known format; its first bytes are {head[:16].hex(' ')}", READABLE)
 
 
 def unsupported_weights(path: Path) -> Unsupported | None:
     """The obstacle in a file of weights in a Hugging Face directory."""
     head = headers.read_head(path)
-    return _lfs_pointer(path, head) or _safetensors(path, head) if head else unsupported_file(path)
+    if not head:
+        return unsupported_file(path)
+    return _lfs_pointer(path, head) or _safetensors(path, head) or _text_as_weights(path, head)
 
 
 def _magic(path: Path, head: bytes) -> Unsupported | None:
@@ -276,6 +278,19 @@ def _tokenizer_advice(path: Path) -> str:
     return f"`twinax convert MODEL NEW --tokenizer {printable(path.name)}` adds it to a model"
 
 
+def _text_as_weights(path: Path, head: bytes) -> Unsupported | None:
+    return _text(head) if path.suffix.lower() in _WEIGHTS else None
+
+
+def _text(head: bytes) -> Unsupported | None:
+    if not _is_text(head):
+        return None
+    line = printable(head.decode("utf-8", "ignore").strip().partition("\n")[0])
+    is_page = re.match(r"<(!doctype|html)", line, re.IGNORECASE) is not None
+    advice = "download the file itself, not the page about it" if is_page else READABLE
+    return Unsupported("not a checkpoint", f"a text file that starts with {line!r}", advice)
+
+
 def _is_text(head: bytes) -> bool:
     try:
         text = head.decode()
@@ -289,5 +304,5 @@ def _is_text(head: bytes) -> bool:
 _Recognizer = Callable[[Path, bytes], Unsupported | None]
 _RECOGNIZERS: tuple[_Recognizer, ...] = (
     *(_lfs_pointer, _gguf, _magic, _safetensors, _zip, _pickle, _tar),
-    *(_marian, _ctranslate2, _onnx, _tensorflow, _sentencepiece, _json),
+    *(_marian, _ctranslate2, _onnx, _tensorflow, _sentencepiece, _json, _text_as_weights),
 )

@@ -56,7 +56,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
     except _ERRORS as error:
         if isinstance(error, ConversionError):
             raise
-        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+        raise ConversionError(f"{path}: not a complete safetensors file; download or copy it again ({error})") from None
     if (text := metadata.pop(_CHECKSUMS, None)) is not None:
         _verify(arrays, metadata, text, path)
     return dict(sorted(arrays.items())), metadata
@@ -85,7 +85,7 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
         with safetensors.safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
     except _ERRORS as error:
-        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+        raise ConversionError(f"{path}: not a complete safetensors file; download or copy it again ({error})") from None
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

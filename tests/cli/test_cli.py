@@ -66,8 +66,9 @@ def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
     assert "computation order: src_input.embedded" in output
 
 
-def test_wrong_seed():
-    result = subprocess.run([TWINAX, "parity", "tiny", "--seed", "-1"], capture_output=True, text=True)
+@pytest.mark.parametrize("command", [[TWINAX], [sys.executable, "-m", "twinax"]])
+def test_wrong_seed(command):
+    result = subprocess.run([*command, "parity", "tiny", "--seed", "-1"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == "twinax: --seed -1: must be at least 0\n"
 

@@ -162,6 +162,11 @@ def test_exit_status(status, changes, files, monkeypatch, capsys):
         ({"report": "o.json"}, "--report o.json: must end in .html"),
         ({"report": "o.html", "json_file": "o.html"}, "o.html: is another output of this command"),
         ({"reference": "ref.py:nothing"}, "ref.py:nothing: returned None; return a model"),
+        (
+            {"candidate": "port.py:Port"},
+            "port.py:Port: failed: AttributeError: 'dict' object has no attribute 'params' (line 27); it is a class, "
+            "and got the parameters: name a function that returns the model",
+        ),
         ({"reference": "ref.py:leaves"}, "ref.py:leaves: failed: SystemExit: 3"),
         ({"layers": 2}, "ref.py:make: has no parameter layers; add layers=None to it, for --layers 2"),
     ],

@@ -76,7 +76,7 @@ WRONG = {  # case -> (arguments after the command's name, message)
     "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset with random weights"),
     "targets alone": (("parity", "x.pt", "--tgt", "text.txt"), "--tgt text.txt: needs --src, the source sentences"),
     "translations of nothing": (("parity", "x.pt", "--translations"), "--translations: needs --src, the source"),
-    "other shapes": (("parity", "x.pt", "small.pt"), "the shapes of the models differ: d_ff=16 and 8"),
+    "other shapes": (("parity", "x.pt", "small.pt"), "different shapes; their settings differ in d_ff=16 and 8"),
     "no sentences": (("parity", "x.pt", "--src", "blank.txt"), "blank.txt: has no sentence"),
     "unequal files": (("parity", "x.pt", "--src", "text.txt", "--tgt", "blank.txt"), "has 1 lines and blank.txt has 2"),
 }

@@ -233,6 +233,7 @@ def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
     run, output = run_of(corpus, updates=2, validate_every=2), StringIO()
     long = replace(run, training=replace(run.training, warmup_updates=9))
     train(long, tmp_path / "a", Console(file=output, width=500))
+    assert output.getvalue().startswith(f"run: {tmp_path / 'a'}\nfirst pair: ")
     advice = re.search(r"warm-up is 9 updates .* start another one with (.*)", output.getvalue())
     flags = shlex.split(advice[1])
     assert flags == ["--training.warmup-updates", "1", "--out", str(tmp_path / "a-2")]

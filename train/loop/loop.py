@@ -83,8 +83,7 @@ def train(
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_trainable(run.model)
     run.sharding.sizes(jax.device_count())  # before the corpus is read
-    if change := check_compiler():
-        say(change)
+    note = check_compiler()
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
@@ -92,11 +91,14 @@ def train(
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
         group.barrier("run", {"new": is_new, **_comparable(run)})
+        say(f"run: {directory}")
         initial_weights = read_initial_weights(run) if is_new else None
         if initial_weights is not None:
             for line in initial_weights.notes:
                 say(line)
         prepared, placement = prepare_in(directory, run, initial_weights, say, group)
+        if note is not None:
+            say(note)
         say(describe_devices([device.device_kind for device in jax.devices()], placement.config, group.count))
         say(describe_shapes(prepared.buckets))
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):

@@ -156,6 +156,8 @@ FILES = {  # case -> (name, content or function that writes it, what it is, obst
     "NumPy": ("a.npy", lambda p: np.save(p, np.ones(2)), "one NumPy array", "not a model", "safetensors.numpy.save"),
     "msgpack": ("flax_model.msgpack", b"\x81\xa1a\x00", "Flax weights as msgpack", "no config", "config.json"),
     "text": ("x", b"ein Haus\n", "not a checkpoint", "a text file that starts with 'ein Haus'", "pass a run"),
+    "text as .pt": ("a.pt", b"a b\nc\n", "not a checkpoint", "a text file that starts with 'a b'", "pass a run"),
+    "page": ("a.safetensors", b"\n<!DOCTYPE html>\n<html>", "not a checkpoint", "'<!DOCTYPE html>'", "the file itself"),
     "unknown": ("x", bytes([1, 2, 255]) * 9, "not a checkpoint", "its first bytes are 01 02 ff 01", "pass a run"),
     "empty": ("a.pt", b"", "an empty file", "0 bytes", "again"),
 }

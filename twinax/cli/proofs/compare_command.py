@@ -181,9 +181,8 @@ def _inferred_converter(
     if is_torch(port) and not (is_torch(model) or isinstance(model, Recording)):
         print("the candidate is the PyTorch model; if the JAX model is the port, exchange the two", file=sys.stderr)
     with progress_bar() as progress:
-        inference = infer_weights(
-            *(model, port, reference_inputs, candidate_inputs), progress=partial(progress, "parts of parameters inferred")
-        )
+        show_progress = partial(progress, "parts of parameters inferred")
+        inference = infer_weights(model, port, reference_inputs, candidate_inputs, progress=show_progress)
     matches, shapes = inference.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
     print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names")

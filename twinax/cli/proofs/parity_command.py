@@ -142,8 +142,9 @@ def _second_model(translator: Translator, second: Translator) -> tuple[Transform
     if shapes != second_shapes:
         a, b = translator.config, second.config
         names = [f.name for f in fields(a) if getattr(a, f.name) != getattr(b, f.name)]
-        differences = ", ".join(f"{name}={getattr(a, name)!r} and {getattr(b, name)!r}" for name in names)
-        raise UsageError(f"{translator.name}, {second.name}: the shapes of the models differ: {differences}")
+        settings = ", ".join(f"{name}={getattr(a, name)!r} and {getattr(b, name)!r}" for name in names)
+        models = f"{translator.name}, {second.name}"
+        raise UsageError(f"{models}: have arrays of different shapes; their settings differ in {settings}")
     return second.config, second.checkpoint.arrays
 
 

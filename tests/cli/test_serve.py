@@ -102,6 +102,12 @@ def test_wrong_flags_are_refused_before_the_model_is_read(flags, message, comman
     assert refused(command, *flags).startswith(f"twinax: {message}")
 
 
+def test_a_glossary_needs_a_model_that_reads_it(command, tmp_path):
+    (tmp_path / "terms.tsv").write_text("a\tb\n")
+    line = refused(command, "--port", 0, "--glossary", tmp_path / "terms.tsv")
+    assert "the source tokenizer has no token '<term>'" in line
+
+
 def test_without_the_extra_it_says_what_to_install(forks):
     code = "import sys; sys.modules['uvicorn'] = None; from twinax.cli.commands import main; main()"
     finished = forks(f"import sys; sys.argv = ['twinax', *sys.argv[1:]]; {code}", "serve", MODEL)

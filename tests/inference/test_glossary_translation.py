@@ -18,6 +18,7 @@ from twinax.convert.checkpoint import Checkpoint
 from twinax.flax_transformer import Transformer
 from twinax.flax_transformer.decoding.search import generate
 from twinax.inference.ensemble import Ensemble
+from twinax.inference.serving.directions import Directions
 from twinax.train.data.fitting import with_tokenizers
 from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.glossary import TAGS
@@ -83,6 +84,7 @@ def test_both_frameworks_read_the_terms(translator, model):
 def test_a_glossary_stays_with_other_settings(translator):
     ids = translator.source_ids(TEXTS)
     assert translator.with_forced_bos("A").source_ids(TEXTS) == ids
+    assert Directions(translator, "de", "en").translator("de", "en").source_ids(TEXTS) == ids
     other = translator.with_glossary({"d": "D"})
     assert [len(row) for row in other.source_ids(["a", "d"])] == [2, 6]
 

@@ -23,6 +23,8 @@ class Serve(Languages, Decoding, Sampling):
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with
             AVX512-VNNI or AMX; some translations change.
+        glossary: text file with a source term, a tab and its target term per line, which the source then shows; for
+            a model that was trained with --corpus.glossary.
         host: address to listen at; other machines reach only one that is not a loopback address.
         port: port to listen at; 0 selects a free one.
         token_file: file with a token that each request must send, as api_key or as bearer token; needed unless the
@@ -38,6 +40,7 @@ class Serve(Languages, Decoding, Sampling):
     log_linear: Switch = False
     adapter: str | None = None
     quantize: Quantization | None = None
+    glossary: str | None = None
     host: str = "127.0.0.1"
     port: int = 5000
     token_file: str | None = None
@@ -48,6 +51,6 @@ class Serve(Languages, Decoding, Sampling):
 
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
-        check_exists(self.checkpoint, *self.ensemble, *filter(None, [self.adapter, self.token_file]))
+        check_exists(self.checkpoint, *self.ensemble, *filter(None, [self.adapter, self.glossary, self.token_file]))
         with one_line_errors():
             return import_without_gc("twinax.cli.text.serve_command").serve(self)

@@ -44,6 +44,7 @@ def serve(flags: Serve) -> int:
         translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize, flags.ensemble)
         names = (flags.src_lang, flags.tgt_lang)
         translator = _in_languages(translator, flags)
+        translator = translator if flags.glossary is None else translator.with_glossary(flags.glossary)
         decoding = decoding_config(translator, settings, flags.ignore_generation_config)
         together([member.config for member in translator.members], decoding)  # fails if it cannot translate
         pairs = directions.Directions(translator, *names)

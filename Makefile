@@ -68,7 +68,7 @@ RUN ?= runs/ctranslate2
 ctranslate2: install
 	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
 
-# Measure how often a model uses the terms of a glossary. TEXT: Multi30k. 25 minutes; most of it trains a run.
+# Measure how often a model uses the terms of a glossary. TEXT: Multi30k. An hour; most of it trains a run.
 glossary: install
 	$(BIN)/python -m benchmarks.decoding.glossary docs/measurements/glossary.md $(TEXT) runs/glossary
 

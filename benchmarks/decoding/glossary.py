@@ -19,7 +19,7 @@ from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import load
 from twinax.train.text.glossary import Glossary
 
-UPDATES = 2400
+UPDATES = 9000
 LEAST_COUNT, LEAST_DICE = 4, 0.3  # sentences with a source word, and its association with a target word
 LEAST_LETTERS, MOST_SENTENCES = 3, 0.05  # without function words: letters of a word, and its share of the sentences
 HELD_OUT = 3  # every third noun is a term of the test

@@ -81,22 +81,25 @@ def naive_spans(terms, text, lowercase):
 @settings(max_examples=200)
 @given(glossaries_and_texts(), st.booleans())
 def test_the_longest_terms_of_whole_words_from_left_to_right(terms_and_text, lowercase):
-    """As a search of all substrings finds them; without the annotations, the text is as before."""
+    """As a search of all substrings finds them; apart from them, and from spaces before them, the text is as before."""
     terms, text = terms_and_text
     if lowercase:
         terms = {source.lower(): target for source, target in terms.items()}
     glossary = Glossary(terms, lowercase=lowercase)
     spans = glossary.spans(text)
     assert spans == naive_spans(terms, text, lowercase)
-    outside, annotations, pieces = [], [], iter(annotate(text, spans))
+    outside, targets, pieces = [""], [], iter(annotate(text, spans))
     for piece in pieces:
         if piece == TAGS[0]:
-            piece, middle, target, end = (next(pieces) for _ in range(4))
-            assert (middle, end) == TAGS[1:]
-            annotations.append((piece.strip(), target.strip()))
-        outside.append(piece)
-    assert "".join(outside) == text
-    assert annotations == [(text[begin:end], target) for begin, end, target in spans]
+            targets.append(next(pieces).strip())
+            assert next(pieces) == TAGS[1]
+            outside.append("")
+        else:
+            outside[-1] += piece
+    begins, ends = [*(begin for begin, _, _ in spans), len(text)], [0, *(end for _, end, _ in spans)]
+    between = [text[end:begin] for end, begin in zip(ends, begins, strict=True)]
+    assert outside == [*(part.rstrip() for part in between[:-1]), between[-1]]
+    assert targets == [target for _, _, target in spans]
 
 
 @pytest.mark.parametrize(
@@ -158,19 +161,20 @@ def test_ids_of_bytes_are_those_of_transformers(tmp_path):
     text = "Der kleine Hund läuft zum See."
     spans = Glossary(TERMS).for_tokenizer(tokenizer).spans(text)
     (ids,) = encode_annotated(tokenizer, [text], [spans], 1000).values()
-    assert ids == reference("".join(annotate(text, spans))).input_ids
+    shown = "Der<term> small dog</term><term>湖</term> zum<term> lake</term>."  # a space is before its word
+    assert ids == reference(shown).input_ids
 
 
 def test_a_tag_in_the_text_is_text(tokenizer):
     """Beside terms, and alone; without a glossary, it is the token, as other special tokens are."""
-    text = "<term> Hund<trans></term><term>See <<trans>Hund"
+    text = "<term> Hund</term></term><term>See <</term>Hund"
     tag_ids = {tokenizer.id_of(tag) for tag in TAGS}
     spans = Glossary(TERMS).spans(text)
     (ids,) = encode_annotated(tokenizer, [text], [spans], 1000).values()
-    assert sum(number in tag_ids for number in ids) == 3 * len(spans) == 9
+    assert sum(number in tag_ids for number in ids) == 2 * len(spans) == 6
     (ids,) = encode_annotated(tokenizer, ["a </term> b"], [[]], 1000).values()
     assert not tag_ids & {*ids}
-    assert tokenizer.id_of(TAGS[2]) in tokenizer.encode(["a </term> b"])[0]
+    assert tokenizer.id_of(TAGS[1]) in tokenizer.encode(["a </term> b"])[0]
 
 
 def test_annotations_that_do_not_fit_are_left_out(tokenizer):
@@ -187,7 +191,7 @@ def test_special_tokens_around_a_source_are_around_an_annotated_one():
     glossary = Glossary(TERMS).for_tokenizer(tokenizer)
     (ids,) = encode_annotated(tokenizer, ["Hund"], [glossary.spans("Hund")], 1000).values()
     assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
-    assert ids == tokenizer.encode_sources(["<term> Hund<trans> dog</term>"])[0]
+    assert ids == tokenizer.encode_sources(["<term> dog</term>"])[0]
 
 
 def test_case_counts_unless_the_tokenizer_lowercases():
@@ -208,7 +212,7 @@ def test_case_counts_unless_the_tokenizer_lowercases():
 
 
 def test_a_tokenizer_needs_the_tags():
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=90, tags=TAGS[:2]), SENTENCES)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=90, tags=TAGS[:1]), SENTENCES)
     with pytest.raises(DataError, match=r"no token '</term>'; the model has to be trained with --corpus\.glossary"):
         Glossary(TERMS).for_tokenizer(tokenizer)
 

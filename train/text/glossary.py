@@ -1,7 +1,7 @@
-"""A glossary: terms of a source are annotated with their target terms, as `<term> SOURCE <trans> TARGET </term>`.
+"""A glossary: in a source, its terms are replaced by their target terms, as `<term> TARGET </term>`.
 
 Source: Dinu et al. 2019, "Training Neural Machine Translation to Apply Terminology Constraints", the variant that
-appends the target term; tags mark the terms here, in place of word features.
+replaces the source term; tags mark the terms here, in place of word features.
 """
 
 import re
@@ -19,7 +19,7 @@ from .corpus import read_lines
 from .tokenizer import Tokenizer
 from .unspaced import UNSPACED, UNSPACED_RANGES
 
-TAGS = ("<term>", "<trans>", "</term>")
+TAGS = ("<term>", "</term>")
 # A word, or one other character with its marks. Scripts without spaces have no words here, so that a term may begin
 # and end at any of their characters.
 _SEGMENT = regex.compile(rf"(?V1s)[\w--[{UNSPACED_RANGES}]]+|.\p{{M}}*")
@@ -95,8 +95,8 @@ class Glossary:
         return Glossary(self.terms, self.name, tokenizer.lowercases)
 
     def digest(self) -> str:
-        """A hash of the terms."""
-        return checksum_of_json([self.terms, self.lowercase])
+        """A hash of the terms, and of how sources show them."""
+        return checksum_of_json([self.terms, self.lowercase, TAGS])
 
     def spans(self, text: str) -> list[Span]:
         """The terms of a text from left to right, without overlap; at each place the longest."""
@@ -143,17 +143,15 @@ def _check(source: str, target: str, place: str) -> None:
 
 
 def annotate(text: str, spans: Iterable[Span]) -> list[str]:
-    """A text with target terms after its terms, as tags and pieces of text; the text's own tags are cut in two.
+    """A text with target terms in place of its terms, as tags and pieces of text; its own tags are cut in two.
 
-    A space stays before its word, as byte-level tokenizers have it.
+    A space is before its word, as byte-level tokenizers have it.
     """
     pieces: list[str] = []
     place = 0
     for begin, end, target in spans:
-        before = text[place:begin].rstrip()
-        term = text[place + len(before) : end]
         inserted = target if UNSPACED.match(target) else f" {target}"
-        pieces += [*_cut(before), TAGS[0], *_cut(term), TAGS[1], inserted, TAGS[2]]
+        pieces += [*_cut(text[place:begin].rstrip()), TAGS[0], inserted, TAGS[1]]
         place = end
     return pieces + _cut(text[place:])
 

@@ -41,7 +41,7 @@ def with_glossary(folder, name="terms.tsv", **settings):
 def annotated(line):
     """The source of a pair as text that the tokenizer reads, by replacing words; the target is the same."""
     words = line.replace("b c", "b_c").split()
-    marked = (f"<term> {word} <trans> {word} </term>" if word in ("a", "b_c") else word for word in words)
+    marked = (f"<term> {word} </term>" if word in ("a", "b_c") else word for word in words)
     return " ".join(marked).replace("b_c", "b c")
 
 
@@ -50,7 +50,7 @@ def test_sources_of_pairs_with_an_even_number_show_terms(folder):
     lines = []
     prepared = prepare(with_glossary(folder), say=lines.append)
     tokenizer = prepared.tokenizers.src
-    assert [tokenizer.id_of(tag) for tag in TAGS] == [4, 5, 6]
+    assert [tokenizer.id_of(tag) for tag in TAGS] == [4, 5]
     assert prepared.run.tokenizer.tags == TAGS
     sources = Path(folder / "back.src").read_text().splitlines()
     shown = [annotated(text) if i % 2 == 0 else text for i, text in enumerate(sources)]
@@ -59,7 +59,7 @@ def test_sources_of_pairs_with_an_even_number_show_terms(folder):
     number = sum(text != source for text, source in zip(shown, sources, strict=True))
     assert 20 < number == prepared.train.counts.annotated
     assert f"; {number} have terms of the glossary" in next(line for line in lines if line.startswith("train: "))
-    assert not any(set(row.tolist()) & {4, 5, 6} for row in prepared.valid[0].pairs.sources(range(5)))
+    assert not any(set(row.tolist()) & {4, 5} for row in prepared.valid[0].pairs.sources(range(5)))
     columns = (column.cells for column in corpus_tables(prepared)[0].columns)
     assert ("annotated with terms", str(number), "0") in [*zip(*columns, strict=True)]
 

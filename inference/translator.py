@@ -455,8 +455,10 @@ class Translator:
             ids[i] = sentence
         if self.glossary is not None:
             spans = [self.glossary.spans(text) for text in texts]
-            for i, sentence in encode_annotated(tokenizer, texts, spans, self.config.max_length).items():
+            annotated = encode_annotated(tokenizer, texts, spans, self.config.max_length)
+            for i, sentence in annotated.items():
                 ids[i] = sentence
+            too_long = [i for i in too_long if i not in annotated]  # a target term may have fewer tokens
         self._check_ids("src", tokenizer, texts, ids)
         for i, text in enumerate(texts):
             if len(ids[i]) <= tokenizer.added or not text.strip():  # some tokenizers encode spaces

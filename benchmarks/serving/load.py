@@ -163,7 +163,9 @@ def _restarts(
     command: Sequence[str], run: Path, source: str, environment: Mapping[str, str]
 ) -> Mapping[str, list[float]]:
     """Seconds from a start to the first translation: of a killed server, and of the command, in turns."""
-    seconds: dict[str, list[float]] = {"the first answer of a killed server": [], "the end of `twinax translate`": []}
+    served = "the first answer after the server was killed and started again"
+    translated = "the end of `twinax translate`"
+    seconds: dict[str, list[float]] = {served: [], translated: []}
     for _ in range(ROUNDS):
         begin = time.perf_counter()
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -172,13 +174,13 @@ def _restarts(
         while address is None:
             address = re.search(r"http://\S+", process.stderr.readline())
         httpx2.post(f"{address[0]}/translate", json={"q": source}, timeout=60).raise_for_status()
-        seconds["the first answer of a killed server"].append(time.perf_counter() - begin)
+        seconds[served].append(time.perf_counter() - begin)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         begin = time.perf_counter()
         translate = [PROGRAM, "translate", str(run)]
         subprocess.run(translate, input=source, text=True, capture_output=True, check=True, env=environment)
-        seconds["the end of `twinax translate`"].append(time.perf_counter() - begin)
+        seconds[translated].append(time.perf_counter() - begin)
     return seconds
 
 

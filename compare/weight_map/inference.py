@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from .search import ParameterSearch
 
 Array = np.ndarray
 _FEW = 8  # sources that a question names
+_SECONDS = 60.0  # of processor time, in which parameters are searched for
+_RUNS = 100  # times that both models could run, if that takes longer
+_MOST_SECONDS = 600.0  # whatever they take
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,14 @@ def _inferred(
     learned = learned_parameters(reference, candidate), learned_parameters(candidate, reference)
     fixed = [{n: a for n, a in side.items() if n not in own} for side, own in zip(arrays, learned, strict=True)]
     known = {**match_weights(*fixed).matches, **given}
+    start = process_time()
     random = randomized(reference, learned[0], 0), randomized(candidate, learned[1], 1)
+    run = process_time() - start  # each computes all values once
     random = random[0], _with_rules(*random, given)
     undecided = [name for name in learned[1] if name not in known]
     search = ParameterSearch(*random, (learned[0], undecided))
     search.take(part for match in given.values() for part in _with_sums(match))
-    search.run(progress)
+    search.run(max(_SECONDS, min(_RUNS * run, _MOST_SECONDS)), progress)
     return _Assembly(search, arrays, undecided).inference(known)
 
 
@@ -230,8 +236,6 @@ class _Assembly:
         """Decide blocks for which one free source and one arrangement is left; names of their parameters."""
         names = []
         for key, block in list(self.search.open.items()):
-            if key not in self.search.open:  # decided with another one
-                continue
             fitting = [
                 Guess(source, layout)
                 for source, array in self.search.arrays.items()
@@ -240,7 +244,7 @@ class _Assembly:
                 if tier == 0
             ]
             rivals = [k for k, other in self.search.open.items() if prod(other.shape) == prod(block.shape)]
-            if len(fitting) == 1 and len(rivals) == 1:
+            if len(fitting) == 1 and rivals == [key]:  # else it may be decided by now, with another one
                 self.search.decide({key: fitting[0]})
                 names.append(block.name)
         return names

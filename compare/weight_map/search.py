@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import combinations, islice, product
+from itertools import combinations, islice, product, takewhile
 from math import prod
 
 import numpy as np
@@ -31,7 +31,6 @@ _MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
 _MOST_CLOSE = 60  # tries in which closeness is computed
 _WINDOW = 30  # values examined in a step
-_SECONDS = 60.0  # of processor time
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 
 
@@ -160,12 +159,12 @@ class ParameterSearch:
                 self.compute(operation)
                 changed.update(operation.outputs)
 
-    def run(self, progress: Callable[[int, int], None]) -> None:
-        """Decide as many blocks as values decide; the cheapest step that makes progress comes first.
+    def run(self, seconds: float, progress: Callable[[int, int], None]) -> None:
+        """Decide as many blocks as values decide in so much processor time; the cheapest step that does comes first.
 
         `progress` is called with the numbers of decided blocks and of all.
         """
-        self.deadline.start(_SECONDS)
+        self.deadline.start(seconds)
         steps = (
             partial(self.compare, True, 0),
             self.snap,
@@ -178,7 +177,7 @@ class ParameterSearch:
         while self.open and not self.deadline.is_over and any(step() for step in steps):
             progress(len(self.decided), len(self.decided) + len(self.open))
         if self.open and self.deadline.is_over:
-            self.reason = f"the search stopped after {_SECONDS:.0f} s"
+            self.reason = f"the search stopped after {seconds:.0f} s"
 
     def pending(self) -> Iterator[int]:
         """Values of the candidate that depend on inputs and on a few undecided blocks, in order of execution."""
@@ -227,17 +226,20 @@ class ParameterSearch:
         for i, pool in enumerate(pools):
             if verified and len(pool) > max(len(single), len(pools[i - 1])):
                 break
-            if self.deadline.is_over:
-                return False
             choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
             accepts = self._equal if exact else self._close
-            accepted = [choice for choice in choices if accepts(number, choice)]
+            accepted = [choice for choice in self._in_time(choices) if accepts(number, choice)]
             summed = (other for choice in accepted for other in self._summed(choice, single, sources))
-            verified += accepted + [choice for choice in summed if accepts(number, choice)]
+            verified += accepted + [choice for choice in self._in_time(summed) if accepts(number, choice)]
+            if self.deadline.is_over:  # choices that were not tried might be equal too
+                return False
         if verified and self._narrow(groups, verified, bool(single)):
             return True
         self.failed.add(state)
         return False
+
+    def _in_time(self, choices: Iterator[Choice]) -> Iterator[Choice]:
+        return takewhile(lambda choice: not self.deadline.is_over, choices)
 
     def _matter(self, number: int) -> set[str]:
         """The undecided blocks that change a value; those multiplied by zero do not."""
@@ -420,6 +422,8 @@ class ParameterSearch:
     def split(self) -> bool:
         """Split a block of which a value depends on a part alone."""
         for number in islice(self.pending(), _WINDOW):
+            if self.deadline.is_over:
+                return False
             if not any(word in step.name for step in self.path(number) for word in _LOOKUPS):
                 for key in sorted(self._matter(number)):
                     if not any(key in group[0] for group in self.groups) and self._split(number, key):

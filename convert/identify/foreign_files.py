@@ -107,8 +107,8 @@ def unsupported_file(path: Path) -> Unsupported | None:
 def unidentified_file(path: Path) -> Unsupported:
     """The obstacle of a file that nothing recognizes."""
     head = headers.read_head(path)
-    if unsupported := _text(head):
-        return unsupported
+    if _is_text(head):
+        return _text(head, READABLE)
     return Unsupported("not a checkpoint", f"no known format; its first bytes are {head[:16].hex(' ')}", READABLE)
 
 
@@ -279,15 +279,14 @@ def _tokenizer_advice(path: Path) -> str:
 
 
 def _text_as_weights(path: Path, head: bytes) -> Unsupported | None:
-    return _text(head) if path.suffix.lower() in _WEIGHTS else None
+    is_named_weights = path.suffix.lower() in _WEIGHTS
+    return _text(head, "download or copy it again") if is_named_weights and _is_text(head) else None
 
 
-def _text(head: bytes) -> Unsupported | None:
-    if not _is_text(head):
-        return None
+def _text(head: bytes, advice: str) -> Unsupported:
     line = printable(head.decode("utf-8", "ignore").strip().partition("\n")[0])
-    is_page = re.match(r"<(!doctype|html)", line, re.IGNORECASE) is not None
-    advice = "download the file itself, not the page about it" if is_page else READABLE
+    if re.match(r"<(!doctype|html)", line, re.IGNORECASE):
+        advice = "download the file itself, not the page about it"
     return Unsupported("not a checkpoint", f"a text file that starts with {line!r}", advice)
 
 

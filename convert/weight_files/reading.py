@@ -184,8 +184,8 @@ def _load_torch(path: Path, advice: str) -> Any:
     except Exception as error:  # a damaged file can raise anything
         if "weights_only" in str(error):  # TorchScript, with the same recommendation
             raise ConversionError(f"{path}: holds more than tensors; none of its code was run") from None
-        reason = f" ({type(error).__name__} {error}".splitlines()[0].partition(". ")[0][:200] + ")"
-        reason = "" if isinstance(error, KeyError) else reason  # a byte that begins no instruction of a pickle
+        text = f"{type(error).__name__} {error}".splitlines()[0].partition(". ")[0][:200]
+        reason = "" if isinstance(error, KeyError) else f" ({text})"  # the number of an entry that is not there
         raise ConversionError(f"{path}: not a complete PyTorch file; download or copy it again{reason}") from None
 
 

@@ -70,18 +70,27 @@ def test_a_converter_and_no_converter(files, capsys):
     assert compare(candidate="port.py:untrained", convert="port.py:convert") == 0
     capsys.readouterr()
     assert compare(candidate="port.py:untrained", write_rules="rules.toml") == 0
-    assert "weights: 4 of 4 parameters inferred, without their names" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "weights: 4 of 4 parameters inferred, without their names" in out
+    assert err == "the candidate has other weights: inferring which parameter is which\n"
     assert compare(candidate="port.py:counting") == 0
     assert "weights: 4 of 4 parameters inferred" in capsys.readouterr().out  # a counter is no parameter
     assert compare("port.py:untrained", "ref.py:make", json_file="o.json") == 2  # its outputs are all zero
     assert "the candidate is the PyTorch model; if the JAX model is the port, exchange" in capsys.readouterr().err
     assert [*json.loads((files / "o.json").read_text())["cost"]["seconds"]] == ["weights", "tracing", "outputs"]
     assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
-    assert "exchange" not in capsys.readouterr().err
     assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
     assert compare(inputs="ref.py:inputs") == 0
     np.save("batch.npy", np.load("batch.npz")["arr_0"])
     assert compare(inputs="batch.npy") == 0
+
+
+def test_a_search_for_weights_that_ends_early(files, capsys, monkeypatch):
+    for name in ("_SECONDS", "_RUNS"):
+        monkeypatch.setattr(f"twinax.compare.weight_map.inference.{name}", 0.0)
+    compare(candidate="port.py:untrained")
+    line = "weights: the search stopped after 0 s; in models of fewer layers there is less to search for"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_a_wrong_port_without_a_converter(files, capsys):

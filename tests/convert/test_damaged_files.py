@@ -48,6 +48,7 @@ WRONG = {  # case -> (arguments after the command's name, message)
         "empty: is an empty directory: it has no config.json; pass a run",
     ),
     "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a complete PyTorch file; download or copy it again ("),
+    "no pickle": (("convert", "odd.pt", "y.pt"), "odd.pt: not a complete PyTorch file; download or copy it again\n"),
     "code": (("convert", "code.pt", "y.pt"), "code.pt: is a file of pickled objects: holds more than tensors, a posix"),
     "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
     "a directory as a file": (("convert", "x.pt", "empty.pt"), "empty.pt: is a directory; give the name of a file"),
@@ -124,6 +125,7 @@ def write_damaged_files(stored_files):
     Path("half.safetensors").write_bytes((stored_files / "x.safetensors").read_bytes())
     damage(Path("half.pt"))
     damage(Path("half.safetensors"))
+    Path("odd.pt").write_bytes(b"h\xff" + bytes(9))  # an instruction of a pickle that gets object 255
     torch.save({"model": Code()}, "code.pt")
     torch.save({"a": torch.ones(2)}, "names.pt")
     edit_torch("later.pt", twinax_file_version=9)

@@ -12,13 +12,16 @@ from flax import nnx
 import twinax
 from twinax import TransformerConfig, convert
 from twinax.backend.errors import DataError
+from twinax.cli.flags.serve import Serve
+from twinax.cli.text.serve_command import serve
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.convert.checkpoint import Checkpoint
 from twinax.flax_transformer import Transformer
 from twinax.flax_transformer.decoding.search import generate
 from twinax.inference.ensemble import Ensemble
-from twinax.inference.serving.directions import Directions
+from twinax.inference.serving.app import Service
+from twinax.inference.serving.engine import Task
 from twinax.train.data.fitting import with_tokenizers
 from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.glossary import TAGS
@@ -84,7 +87,6 @@ def test_both_frameworks_read_the_terms(translator, model):
 def test_a_glossary_stays_with_other_settings(translator):
     ids = translator.source_ids(TEXTS)
     assert translator.with_forced_bos("A").source_ids(TEXTS) == ids
-    assert Directions(translator, "de", "en").translator("de", "en").source_ids(TEXTS) == ids
     other = translator.with_glossary({"d": "D"})
     assert [len(row) for row in other.source_ids(["a", "d"])] == [2, 4]
 
@@ -96,6 +98,31 @@ def test_every_model_of_an_ensemble_reads_the_terms(translator, model):
     assert ensemble._sources_of(TEXTS[:1], np.array(translator.source_ids(TEXTS[:1])))[1][0, 0] == 4
     with pytest.raises(DataError, match="v1: the glossary: the source tokenizer has no token '<term>'"):
         twinax.load(PLAIN).with_glossary(TERMS)
+
+
+def test_the_server_reads_the_terms(files, model, translator, monkeypatch):
+    engines = []
+
+    def of(name, engine, *settings):
+        engines.append(engine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Service, "of", of)
+    with pytest.raises(KeyboardInterrupt):
+        serve(Serve(checkpoint=str(model), glossary="terms.tsv", port=0, max_length=8))
+    task = Task("translate", *engines[0].directions.pair(None, None), 3)
+    answers = dict(engines[0].compute(task, [(text, 0) for text in TEXTS]))
+    expected = translator.hypotheses(TEXTS, DecodingConfig(**SEARCH, n_best=3))
+    assert [answers[i].hypotheses for i in answers] == [expected[i] for i in answers]
+
+
+def test_a_source_that_fits_with_its_target_terms_is_not_truncated(model, translator):
+    """Its term has more tokens than the target term and its tags."""
+    term, texts = "a b c d e f g h a b", ["a b c d e f g h a b c d e f g h a b"]
+    assert twinax.load(model).too_long(texts) == [0]
+    other = translator.with_glossary({term: "C"})
+    assert other.too_long(texts) == []
+    assert other.source_ids(texts) == other.tokenizers.src.encode_sources(["<term> C </term> c d e f g h a b"])
 
 
 def test_the_command_counts_terms(command, files, model, translator):

@@ -27,7 +27,7 @@ def _corpus_table(prepared: PreparedRun) -> Table:
         "dropped: an empty side": lambda c: f"{c.empty:,}",
         "dropped: too long": lambda c: f"{c.too_long:,}",
         **{f"dropped: {reason}": _cleaned(i) for i, reason in enumerate(REASONS) if train.cleaned[i]},
-        **({"annotated with terms": lambda c: f"{c.annotated:,}"} if _has_glossary(prepared) else {}),
+        **({"with target terms": lambda c: f"{c.annotated:,}"} if _has_glossary(prepared) else {}),
         "source tokens": lambda c: f"{c.tokens[0]:,}",
         "target tokens": lambda c: f"{c.tokens[1]:,}",
         "unknown in sources": lambda c: f"{c.unknown[0] / c.tokens[0]:.3%}",

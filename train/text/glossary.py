@@ -145,7 +145,7 @@ def _check(source: str, target: str, place: str) -> None:
 def annotate(text: str, spans: Iterable[Span]) -> list[str]:
     """A text with target terms in place of its terms, as tags and pieces of text; its own tags are cut in two.
 
-    A space is before its word, as byte-level tokenizers have it.
+    The space of a term is within its tags, before the target term, as byte-level tokenizers encode a word.
     """
     pieces: list[str] = []
     place = 0

@@ -1,5 +1,7 @@
 """Inferred maps make a candidate's outputs equal to PyTorch's own; names and initial values are of no use."""
 
+from itertools import count
+
 import flax.linen as fl
 import jax
 import jax.numpy as jnp
@@ -12,12 +14,15 @@ from torch import nn
 from torch.nn import functional
 
 from twinax import TransformerConfig, convert, flax_transformer
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import named
-from twinax.compare.weight_map import probing, search
-from twinax.compare.weight_map.guesses import layouts
-from twinax.compare.weight_map.inference import infer_weights
+from twinax.compare.matching.matching import Deadline
+from twinax.compare.weight_map import probing
+from twinax.compare.weight_map.guesses import guesses, layouts
+from twinax.compare.weight_map.inference import _Assembly, infer_weights
 from twinax.compare.weight_map.probing import probe_converter
 from twinax.compare.weight_map.rules import RulesError, apply_rules, inverse_layout, read_rules
+from twinax.compare.weight_map.search import ParameterSearch
 from twinax.parity.functions import random_arrays, random_batch
 
 pytestmark = pytest.mark.newest
@@ -433,14 +438,63 @@ def test_a_table_of_which_the_reference_uses_rows_is_no_parameter():
     assert inference.weights.matches["w"].sources == ("embedding",)
 
 
-@pytest.mark.parametrize(("seconds", "reason"), [(60.0, ""), (0.0, "the search stopped after 0 s")])
-def test_a_search_that_takes_too_long_says_so(monkeypatch, seconds, reason):
-    monkeypatch.setattr(search, "_SECONDS", seconds)
-    kernels = RNG.standard_normal((2, 12, 12))
-    arrays = [{"a": a, "b": b} for a, b in (kernels, kernels[::-1] * 2)]
-    models = [(lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"], own) for own in arrays]
+KERNELS = {"a": RNG.standard_normal((12, 12)), "b": RNG.standard_normal((12, 12))}
+
+
+def exchanged(function):
+    """Two models of a function, the second with other parameters."""
+    return (function, KERNELS), (function, {"a": 2 * KERNELS["b"], "b": 2 * KERNELS["a"]})
+
+
+def test_progress_counts_what_is_decided():
     shown = []
+    models = exchanged(lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"])
     inference = infer_weights(*models, (X[0],), progress=lambda decided, count: shown.append((decided, count)))
-    assert inference.reason == reason
-    sources = {name: match.parts[0].source for name, match in inference.weights.matches.items()}
-    assert (sources, shown[-1:]) == (({"a": "a", "b": "b"}, [(2, 2)]) if not reason else ({}, []))
+    assert {name: match.parts[0].source for name, match in inference.weights.matches.items()} == {"a": "a", "b": "b"}
+    assert (shown[-1], inference.reason) == ((2, 2), "")
+
+
+def test_a_search_that_ends_in_the_middle_decides_nothing_wrong(monkeypatch):
+    """Both kernels may be exchanged. If only the first choice that fits were tried, it would seem the only one."""
+    models = exchanged(lambda p, x: x @ p["a"] + x @ p["b"])
+    reasons = []
+    for calls in range(40):
+        counter = count()
+        monkeypatch.setattr(Deadline, "is_over", property(lambda deadline, n=calls, c=counter: next(c) >= n))
+        inference = infer_weights(*models, (X[0],))
+        assert inference.weights.matches == {}
+        reasons.append(inference.reason)
+    assert (reasons[0], reasons[-1]) == ("the search stopped after 60 s", "")
+
+
+@pytest.fixture
+def kernel_and_bias():
+    """The search for a kernel and a bias, and the first guess for each of their arrangements."""
+    models = [(lambda p, x: x @ p["a"] + p["b"], {"a": k[:, :5], "b": k[0, :5]}) for k in KERNELS.values()]
+    search = ParameterSearch(*(capture(model, (X[0],)) for model in models), (("a", "b"), ("a", "b")))
+    sizes = {key: array.shape for key, array in search.arrays.items()}
+    own = {key: [g for g in guesses(block.shape, sizes) if g.source == key] for key, block in search.open.items()}
+    return search, own
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_decided_block_decides_the_others_of_its_group(kernel_and_bias, number):
+    """Of two options, the one that agrees with what was decided is left; what it says about the rest is taken."""
+    search, own = kernel_and_bias
+    a, b = own
+    search.groups = [[{a: own[a][i], b: own[b][i]} for i in (0, 1)]]
+    search.decide({a: own[a][number]})
+    assert search.open == {}
+    assert search.groups == []
+    assert search.decided[b][1] == own[b][number]
+
+
+def test_a_parameter_left_over_decides_the_others_of_its_group(kernel_and_bias):
+    search, own = kernel_and_bias
+    a, b = own
+    zero = next(guess for guess in guesses((5,), {}) if not guess.source)
+    search.groups = [[{a: own[a][0], b: zero}, {a: own[a][1], b: own[b][0]}]]  # b's only source stays free
+    traces = search.reference.trace, search.candidate
+    arrays = [{name: trace.values[n] for name, n in trace.parameters.items()} for trace in traces]
+    assert _Assembly(search, arrays, ("a", "b"))._exclude() == ["a"]
+    assert search.open == {}

@@ -156,7 +156,7 @@ FILES = {  # case -> (name, content or function that writes it, what it is, obst
     "NumPy": ("a.npy", lambda p: np.save(p, np.ones(2)), "one NumPy array", "not a model", "safetensors.numpy.save"),
     "msgpack": ("flax_model.msgpack", b"\x81\xa1a\x00", "Flax weights as msgpack", "no config", "config.json"),
     "text": ("x", b"ein Haus\n", "not a checkpoint", "a text file that starts with 'ein Haus'", "pass a run"),
-    "text as .pt": ("a.pt", b"a b\nc\n", "not a checkpoint", "a text file that starts with 'a b'", "pass a run"),
+    "text as .pt": ("a.pt", b"a b\nc\n", "not a checkpoint", "a text file that starts with 'a b'", "again"),
     "page": ("a.safetensors", b"\n<!DOCTYPE html>\n<html>", "not a checkpoint", "'<!DOCTYPE html>'", "the file itself"),
     "unknown": ("x", bytes([1, 2, 255]) * 9, "not a checkpoint", "its first bytes are 01 02 ff 01", "pass a run"),
     "empty": ("a.pt", b"", "an empty file", "0 bytes", "again"),
@@ -272,6 +272,10 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
     "git-lfs shards": (
         {"config.json": T5, "model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": LFS.decode()},
         *("whose model-00001-of-00002.safetensors is a git-lfs pointer", "242,043,056 bytes", "`git lfs pull`"),
+    ),
+    "text as weights": (
+        {"config.json": T5, "model.safetensors": "Entry not found"},
+        *("whose model.safetensors is not a checkpoint", "starts with 'Entry not found'", "download or copy"),
     ),
     "no config": ({"model.safetensors": "x"}, "weights without a config.json", "it has model.safetensors", "copy the"),
     "files": ({"a.pt": "x", "b.pt": "x"}, "a directory with files of weights", "it has 2", "a.pt`"),

@@ -61,7 +61,7 @@ def test_sources_of_pairs_with_an_even_number_show_terms(folder):
     assert f"; {number} have terms of the glossary" in next(line for line in lines if line.startswith("train: "))
     assert not any(set(row.tolist()) & {4, 5} for row in prepared.valid[0].pairs.sources(range(5)))
     columns = (column.cells for column in corpus_tables(prepared)[0].columns)
-    assert ("annotated with terms", str(number), "0") in [*zip(*columns, strict=True)]
+    assert ("with target terms", str(number), "0") in [*zip(*columns, strict=True)]
 
 
 def test_shards_and_chunks_make_no_difference(folder, tmp_path, monkeypatch):

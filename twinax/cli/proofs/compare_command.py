@@ -187,7 +187,7 @@ def _inferred_converter(
     learned = len(shapes) - len(inference.fixed)
     print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names")
     if inference.reason:
-        print(f"weights: {inference.reason}; --rules with some of the parameters leaves less to search for")
+        print(f"weights: {inference.reason}; in models of fewer layers there is less to search for")
     names, assumed = list(inference.assumed), ""
     if names:
         first = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -18,7 +18,7 @@ _QUANTIZED = ("U8", "I8", "F8_E4M3", "F8_E5M2", "F4")  # dtypes of safetensors
 _ORIGINAL = "pass the checkpoint from which it was made"
 _UNPACK = "unpack it, then run `twinax inspect` on the directory"
 _DATA = Unsupported("a data file", "it has no weights", "pass it to `twinax train --dataset`, and a checkpoint here")
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _ROOTS = ("torch", "collections", "builtins", "__builtin__", "_codecs", "argparse", "numpy")  # of harmless classes
 
 # (first byte of the magic, magic, obstacle)
@@ -279,7 +279,7 @@ def _tokenizer_advice(path: Path) -> str:
 
 
 def _text_as_weights(path: Path, head: bytes) -> Unsupported | None:
-    is_named_weights = path.suffix.lower() in _WEIGHTS
+    is_named_weights = path.suffix.lower() in _WEIGHT_SUFFIXES
     return _text(head, "download or copy it again") if is_named_weights and _is_text(head) else None
 
 

@@ -113,7 +113,7 @@ def test_the_server_reads_the_terms(files, model, translator, monkeypatch):
     task = Task("translate", *engines[0].directions.pair(None, None), 3)
     answers = dict(engines[0].compute(task, [(text, 0) for text in TEXTS]))
     expected = translator.hypotheses(TEXTS, DecodingConfig(**SEARCH, n_best=3))
-    assert [answers[i].hypotheses for i in answers] == [expected[i] for i in answers]
+    assert {i: answer.hypotheses for i, answer in answers.items()} == {i: h for i, h in enumerate(expected) if h}
 
 
 def test_a_source_that_fits_with_its_target_terms_is_not_truncated(model, translator):

@@ -471,7 +471,12 @@ def test_a_search_that_ends_in_the_middle_decides_nothing_wrong(monkeypatch):
 def kernel_and_bias():
     """The search for a kernel and a bias, and the first guess for each of their arrangements."""
     models = [(lambda p, x: x @ p["a"] + p["b"], {"a": k[:, :5], "b": k[0, :5]}) for k in KERNELS.values()]
-    search = ParameterSearch(*(capture(model, (X[0],)) for model in models), (("a", "b"), ("a", "b")))
+    return search_and_guesses(models, "ab")
+
+
+def search_and_guesses(models, names):
+    """A search for the candidate's parameters of these names, and by block the guesses from the source of its name."""
+    search = ParameterSearch(*(capture(model, (X[0],)) for model in models), (("a", "b"), tuple(names)))
     sizes = {key: array.shape for key, array in search.arrays.items()}
     own = {key: [g for g in guesses(block.shape, sizes) if g.source == key] for key, block in search.open.items()}
     return search, own
@@ -489,12 +494,16 @@ def test_a_decided_block_decides_the_others_of_its_group(kernel_and_bias, number
     assert search.decided[b][1] == own[b][number]
 
 
-def test_a_parameter_left_over_decides_the_others_of_its_group(kernel_and_bias):
-    search, own = kernel_and_bias
-    a, b = own
+def test_a_parameter_left_over_decides_the_others_of_its_group():
+    """One of them is zero, so the only source of its size is left for another bias."""
+    a, b = KERNELS["a"][:, :5], KERNELS["b"][0, :5]
+    reference = lambda p, x: x @ p["a"] + p["b"], {"a": a, "b": b}
+    candidate = lambda p, x: x @ p["a"] + p["b"] + p["c"], {"a": 2 * a, "b": 2 * b, "c": 3 * b}
+    search, own = search_and_guesses((reference, candidate), "abc")
+    a, b, _ = own
     zero = next(guess for guess in guesses((5,), {}) if not guess.source)
-    search.groups = [[{a: own[a][0], b: zero}, {a: own[a][1], b: own[b][0]}]]  # b's only source stays free
+    search.groups = [[{a: own[a][0], b: zero}, {a: own[a][1], b: own[b][0]}]]
     traces = search.reference.trace, search.candidate
     arrays = [{name: trace.values[n] for name, n in trace.parameters.items()} for trace in traces]
-    assert _Assembly(search, arrays, ("a", "b"))._exclude() == ["a"]
+    assert _Assembly(search, arrays, ("a", "b"))._exclude() == ["a", "c"]
     assert search.open == {}

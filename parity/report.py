@@ -17,7 +17,7 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) ->
     console = Console()
     with progress_bar() as progress:
         ladder = run_ladder(*args, progress=progress, reproduce=title, **kwargs)
-    console.print(_table(title, ladder, oracle_name))
+    console.print(table(title, ladder, oracle_name))
     console.print(caption(ladder, oracle_name), style="dim")
     for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():
         if not report.ok:
@@ -46,6 +46,18 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
     }
 
 
+def table(title: str, ladder: Ladder, oracle_name: str) -> Table:
+    """One row per rung."""
+    rows = Table("rung", title=escape(title), title_justify="left")
+    for name in ("float64", *filter(None, [oracle_name]), "float32\nratio", "bf16\nratio"):
+        rows.add_column(name, justify="right")
+    rows.add_column("verdict")
+    for rung in ladder.rungs:
+        verdict = "[green]equal[/]" if rung.ok else "[bold red]DIFFERENT[/]"
+        rows.add_row(rung.name, *numbers(rung, oracle_name), verdict)
+    return rows
+
+
 def caption(ladder: Ladder, oracle_name: str) -> str:
     """What the columns of the ladder's table are, over which inputs, and why some cells are empty."""
     text = f"float64: largest difference between the two models on the CPU. Inputs: {ladder.coverage}. "
@@ -71,14 +83,3 @@ def caption(ladder: Ladder, oracle_name: str) -> str:
     if any(rung.float32_ratio is None for rung in ladder.rungs if rung.name == "gradients"):
         text += " Rounding flipped a ReLU, so that float32 gradients are not compared."
     return text
-
-
-def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
-    table = Table("rung", title=escape(title), title_justify="left")
-    for name in ("float64", *filter(None, [oracle_name]), "float32\nratio", "bf16\nratio"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for rung in ladder.rungs:
-        verdict = "[green]equal[/]" if rung.ok else "[bold red]DIFFERENT[/]"
-        table.add_row(rung.name, *numbers(rung, oracle_name), verdict)
-    return table

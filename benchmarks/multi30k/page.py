@@ -1,17 +1,24 @@
 """Writes the generated parts of docs/measurements/multi30k.md from docs/multi30k: tables, translations and pictures."""
 
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from matplotlib.figure import Figure
+from rich.console import Console
 
 import twinax
 from benchmarks.multi30k.runs import RESULTS, TEST, VALIDATION, Training, describe_minutes, scores_by_name, text
 from benchmarks.pages import write_between, write_table
 from twinax.inference.attention_plot import attention_plot
+from twinax.parity import report
+from twinax.parity.coverage import Coverage
+from twinax.parity.harness import Report
+from twinax.parity.ladder import Ladder, Rung
+from twinax.parity.search import translations
 from twinax.train.text.corpus import read_lines
 
 PAGE = Path("docs/measurements/multi30k.md")
@@ -48,6 +55,8 @@ def write_page(trainings: Sequence[Training], folder: Path) -> None:
     for training in trainings:
         if training.name == EXAMPLE and EXAMPLE in entries:
             write_between(PAGE, "multi30k-translations", _translations(training, folder))
+            if "proof" in entries[EXAMPLE]:
+                draw_text(proof_text(EXAMPLE, entries[EXAMPLE]["proof"]), PAGE.with_name(LADDER))
     if entries:
         plot({name: entry["curve"] for name, entry in entries.items()}, PAGE.with_name(CURVES))
 
@@ -119,21 +128,38 @@ def plot(curves: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_proof(training: Training, printed: str, folder: Path) -> None:
-    """Draw the ladder as printed, and the attention weights of the first test sentence (last layer, mean of heads)."""
+def draw_attention(training: Training, folder: Path) -> None:
+    """Draw the attention weights of the first test sentence (last layer, mean of heads)."""
     example = [next(iter(read_lines(str(path)))) for path in text(folder, TEST, training.languages)]
-    command = f"twinax parity {training.name} --src test --tgt test --translations"
-    table = printed[printed.index("┏") :]  # without the paths of this machine
-    draw_text(f"{command}\n{table}", PAGE.with_name(LADDER))
     attention = twinax.load(str(training.run)).attention(example[0], example[1])
     attention_plot(attention.weights, attention.targets, attention.sources, PAGE.with_name(ATTENTION))
 
 
+def proof_text(name: str, proof: Mapping[str, Any]) -> str:
+    """A recorded proof as `twinax parity` shows it on a terminal."""
+    ladder = Ladder(
+        report=Report((), ()),
+        coverage=Coverage(**proof["inputs"]),
+        oracle_reports={},
+        rungs=tuple(Rung(**rung) for rung in proof["rungs"]),
+        product_ratio=proof["product_ratio"],
+        sum_ratio=proof["sum_ratio"],
+        inputs=proof["pooled_inputs"],
+        ratios_decide=proof["ratios_decide"],
+    )
+    oracle = proof["translations"][-1]["search"]
+    output = StringIO()
+    terminal = Console(width=80, file=output)
+    terminal.print(f"twinax parity {name} --src test --tgt test --translations")
+    terminal.print(report.table("", ladder, oracle))
+    terminal.print(report.caption(ladder, oracle))
+    terminal.print(translations.table(proof["translations"]))
+    terminal.print("equal" if proof["equal"] else "DIFFERENT")
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
 def draw_text(text: str, path: Path) -> None:
     """Draw the output of a command as in a terminal."""
-    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     figure = Figure(figsize=(8, 4))  # cropped to the text on saving
-    figure.text(
-        0.01, 0.99, "\n".join(lines), family="monospace", fontsize=9, linespacing=1.0, va="top", parse_math=False
-    )
+    figure.text(0.01, 0.99, text, family="monospace", fontsize=9, linespacing=1.0, va="top", parse_math=False)
     figure.savefig(path, dpi=120, bbox_inches="tight")

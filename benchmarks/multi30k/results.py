@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
-from benchmarks.multi30k.page import EXAMPLE, PAGE, PARTS, draw_proof, write_page
+from benchmarks.multi30k.page import EXAMPLE, PAGE, PARTS, draw_attention, write_page
 from benchmarks.multi30k.runs import (
     TEST,
     Training,
@@ -76,7 +76,7 @@ def seeded_training(direction: str, seed: int, arguments: Sequence[str] = ()) ->
 def prove(training: Training, layout: str, folder: Path) -> None:
     """Export a model, run the ladder on the test set, and compare all translations with those of transformers.
 
-    Draws the proof of the example, and records it. The training is repeated if its run is not here.
+    Records the proof, and draws the attention weights of the example. The training is repeated if its run is not here.
     """
     train_initial(map, [training] if not training.is_finished else [], folder)
     train(training, folder)
@@ -88,10 +88,9 @@ def prove(training: Training, layout: str, folder: Path) -> None:
         marker.touch()
     src, tgt = text(folder, TEST, training.languages)
     command = ("parity", str(directory), "--src", str(src), "--tgt", str(tgt), "--translations")
-    output = training.file("parity.txt")
-    proof = document(training.file("parity.json"), command, statuses=(0, 1), output=output)
+    proof = document(training.file("parity.json"), command, statuses=(0, 1))
     if training.name == EXAMPLE:
-        draw_proof(training, output.read_text(encoding="utf-8"), folder)
+        draw_attention(training, folder)
     proof["command"] = proof["command"].replace(f"{folder}/", "FOLDER/")  # without the paths of this machine
     record(training.name, layout=layout, proof=proof)
 

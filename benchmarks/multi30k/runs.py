@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -272,10 +272,8 @@ def evaluate(training: Training, part: str, folder: Path) -> list[dict[str, Any]
     return [score for score in document(path, command)["scores"] if score["name"] != "exact match"]
 
 
-def call(
-    *arguments: str, statuses: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None
-) -> None:
-    """Run twinax; `log` receives standard error, `output` standard output.
+def call(*arguments: str, statuses: tuple[int, ...] = (0,), log: Path | None = None) -> None:
+    """Run twinax; `log` receives standard error.
 
     Raises:
         SystemExit: the exit status is not one of `statuses`.
@@ -283,10 +281,8 @@ def call(
     # One string with its newline, because threads print at the same time.
     print(f"twinax {' '.join(arguments)}{f' 2>> {log}' if log is not None else ''}\n", end="", flush=True)
     command = [str(Path(sys.executable).with_name("twinax")), *arguments]
-    with ExitStack() as files:
-        streams = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}
-        streams |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
-        process = subprocess.run(command, check=False, **streams)
+    with log.open("a") if log is not None else nullcontext() as stream:
+        process = subprocess.run(command, check=False, stderr=stream)
     if process.returncode not in statuses:
         message = (
             f"twinax {' '.join(arguments)}: exit status {process.returncode}{f', see {log}' if log is not None else ''}"

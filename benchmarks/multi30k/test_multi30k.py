@@ -1,5 +1,6 @@
 """The benchmark on Multi30k: what is trained in which order, and what is recorded."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,3 +113,11 @@ def test_the_page_shows_what_is_recorded(recorded, monkeypatch, tmp_path):
     assert rows == [[f"| {name}", *["40.00"] * 4, "41.00", "4.10"] for name in ("en_de-0", "en_de-1", "fr_en")]
     assert "| en_de | 2 | 40.00 ± 0.00 |" in path.read_text()
     assert (tmp_path / page.CURVES).is_file()
+
+
+def test_the_recorded_proof_is_shown_as_the_command_shows_it():
+    """Its fields are those of today, so that the picture can be drawn without the run."""
+    text = page.proof_text(page.EXAMPLE, json.loads(page.RESULTS.read_text(encoding="utf-8"))[page.EXAMPLE]["proof"])
+    assert "22 of 22 norm scales not 1" in " ".join(text.split())
+    assert text.count("1,000 of 1,000") == 4
+    assert text.endswith("\nequal")

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -87,14 +89,7 @@ def show_translations(
 
     `longest`: as in `compare_translations`.
     """
-    console = Console()
-    table = Table("beam", title="translations", title_justify="left")
     documents, lines = [], []
-    names = ["Flax", *(["transformers"] if transformers_model is not None else [])]
-    for name in names:
-        table.add_column(f"{name} = PyTorch", justify="right")
-    table.add_column("tokens", justify="right")
-    table.add_column("score difference of Flax", justify="right")
     with progress_bar() as progress:
         for beam_size in BEAM_SIZES:
             totals = compare_translations(
@@ -106,14 +101,26 @@ def show_translations(
                 lambda count, beam_size=beam_size: progress(f"translations, beam {beam_size}", count, len(sources)),
                 longest,
             )
-            cells = [f"{totals[name].equal:,} of {len(sources):,}" for name in names]
-            flax_total = totals["Flax"]
-            table.add_row(str(beam_size), *cells, f"{flax_total.tokens:,}", f"{flax_total.score_error:.1e}")
             for name, total in totals.items():
                 for kind, margins in (("within rounding", total.ties), ("DIFFERENT", total.different)):
                     lines += [f"beam {beam_size}, line {i}, {name}: {kind}, margin {m:.1e}" for i, m in margins.items()]
                 documents.append({"beam_size": beam_size, "search": name, **vars(total)})
-    console.print(table)
+    console = Console()
+    console.print(table(documents))
     for line in lines:
         console.print(line, style="red" if "DIFFERENT" in line else "", markup=False)
     return not any(document["different"] for document in documents), documents
+
+
+def table(documents: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per beam size of what `show_translations` returns."""
+    rows = Table("beam", title="translations", title_justify="left")
+    for name in dict.fromkeys(document["search"] for document in documents):
+        rows.add_column(f"{name} = PyTorch", justify="right")
+    rows.add_column("tokens", justify="right")
+    rows.add_column("score difference of Flax", justify="right")
+    for beam_size, group in groupby(documents, key=itemgetter("beam_size")):
+        flax, *others = group
+        cells = [f"{d['equal']:,} of {d['equal'] + len(d['ties']) + len(d['different']):,}" for d in (flax, *others)]
+        rows.add_row(str(beam_size), *cells, f"{flax['tokens']:,}", f"{flax['score_error']:.1e}")
+    return rows

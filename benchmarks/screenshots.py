@@ -80,9 +80,10 @@ def server(browser: Browser, folder: Path, run: str) -> None:
     with serving(twinax.load(run), silence=60, beam_size=5, max_length=None) as (address, _):
         for width, height, scheme in ((1280, 720, "light"), (390, 844, "dark")):
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, locale="en")
-            page.goto(address)
-            page.locator("#text").fill(TEXT)
-            expect(page.locator("#status")).to_contain_text("ms", timeout=60_000)
+            for _ in range(2):  # the first visit compiles
+                page.goto(address)
+                page.locator("#text").fill(TEXT)
+                expect(page.locator("#status")).to_contain_text("ms", timeout=60_000)
             page.locator(".sentence").first.focus()
             page.keyboard.press("Enter")
             page.locator(".word", has_text="red").first.hover()

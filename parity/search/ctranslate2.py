@@ -19,6 +19,10 @@ _ALLOWED: dict[str, tuple[Any, str]] = {
     "renormalize": (True, "CTranslate2 applies the softmax to the allowed tokens only"),
     "ended": ("leave", "finished hypotheses leave the beam of CTranslate2"),
     "force_end": (False, "CTranslate2 truncates hypotheses at the maximum length"),
+    "min_length_ratio": (0.0, "the lengths of CTranslate2 do not depend on the source"),
+    "max_length_ratio": (None, "the lengths of CTranslate2 do not depend on the source"),
+    "beam_groups": (1, "CTranslate2 has no diverse beam search"),
+    "sampling": (None, "CTranslate2 draws other random numbers"),
 }
 # Fields with which all backends search alike
 COMMON_RULES: dict[str, Any] = {"renormalize": True, "early_stopping": True, "force_end": False}
@@ -32,7 +36,8 @@ def translate_options(model: TransformerConfig, decoding: DecodingConfig, tokens
     """
     if problems := [*_problems(decoding)]:
         raise ConfigError("CTranslate2 has no such search: " + "; ".join(problems))
-    forbidden = [*decoding.forbidden_ids, *([] if decoding.allow_padding else [model.pad_id])]
+    forbidden = dict.fromkeys([*decoding.forbidden_ids, *([] if decoding.allow_padding else [model.pad_id])])
+    sequences = [*((i,) for i in forbidden if i != model.eos_id), *decoding.forbidden_sequences]
     return {
         "beam_size": decoding.beam_size,
         "num_hypotheses": decoding.n_best,
@@ -42,7 +47,7 @@ def translate_options(model: TransformerConfig, decoding: DecodingConfig, tokens
         "min_decoding_length": decoding.min_length - 1,
         "return_end_token": True,  # or the length of a hypothesis, by which its sum is divided, excludes EOS
         "return_scores": True,
-        "suppress_sequences": [[tokens[i]] for i in dict.fromkeys(forbidden) if i != model.eos_id],
+        "suppress_sequences": [[tokens[i] for i in sequence] for sequence in sequences],
     }
 
 

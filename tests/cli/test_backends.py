@@ -1,8 +1,10 @@
 """Beam search in several backends: equal ones agree, changed ones are reported, and ties count as rounding."""
 
+import dataclasses
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 
 from twinax import TransformerConfig, convert
 from twinax.backend.errors import ConfigError
-from twinax.configs.decoding import DecodingConfig
+from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.convert import Checkpoint
+from twinax.formulas.padding import pad
 from twinax.parity.functions import random_arrays
 from twinax.parity.search import backends
 from twinax.parity.search.backends import compare_backends, load_searches
@@ -60,6 +63,20 @@ def test_truncated_hypotheses_are_equal_too(tmp_path):
     searches, _ = load_searches(model, ["ctranslate2"], tmp_path)
     (agreement,) = compare_backends(model, searches, SOURCES, 3, max_length=5)
     assert (agreement.equal, agreement.ok) == (24, True)
+
+
+def test_sequences_are_forbidden_as_in_pytorch(tmp_path):
+    """Here the pairs of tokens of every second translation."""
+    searches, _ = load_searches(checkpoint(), ["torch", "ctranslate2"], tmp_path)
+    src = pad([*SOURCES.values()], CONFIG.pad_id, dtype=np.int64)
+    fields = {"beam_size": 3, "n_best": 3, **COMMON_RULES}
+    free = searches["torch"](src, DecodingConfig(**fields)).sentences()
+    pairs = {pair for best, *_ in free[::2] for pair in pairwise(best)}
+    decoding = DecodingConfig(forbidden_sequences=tuple(sorted(pairs)), **fields)
+    expected, actual = (searches[name](src, decoding) for name in ("torch", "ctranslate2"))
+    assert expected.sentences() != free
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    np.testing.assert_allclose(actual.scores, expected.scores, rtol=0, atol=1e-4)
 
 
 WRONG_OPTIONS = {
@@ -114,26 +131,58 @@ def test_ties_are_rounding(tmp_path):
     assert "within rounding" in str(first)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "renormalize=False: must be True"),
-        ({"length_penalty": "gnmt"}, "length_penalty='gnmt': must be 'power'"),
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3: must be 0"),
-        ({"beam_size": 2}, "early_stopping=False: must be True"),
-        ({"ended": "stay"}, "ended='stay': must be 'leave'"),
-    ],
-)
-def test_another_search_is_refused(fields, message):
-    with pytest.raises(ConfigError) as error_info:
+OTHER_SEARCHES = {
+    "length_penalty": "gnmt",
+    "min_length_ratio": 0.5,
+    "max_length_ratio": 2.0,
+    "force_end": True,
+    "no_repeat_ngram_size": 3,
+    "encoder_no_repeat_ngram_size": 2,
+    "renormalize": False,
+    "early_stopping": False,
+    "ended": "stay",
+    "beam_groups": 2,
+    "sampling": SamplingConfig(),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SEARCHES)
+def test_another_search_is_refused(name):
+    fields: dict = COMMON_RULES | {"beam_size": 2, name: OTHER_SEARCHES[name]}
+    fields |= {"diversity_penalty": 1.0} if name == "beam_groups" else {}
+    fields |= {"early_stopping": False} if name in ("ended", "sampling") else {}
+    with pytest.raises(ConfigError, match=rf"[ ;]{name}=.*: must be "):
         translate_options(CONFIG, DecodingConfig(**fields), [])
-    assert message in str(error_info.value)
+
+
+CONVERTED = {
+    "beam_size",
+    "n_best",
+    "length_exponent",
+    "min_length",
+    "max_length",
+    "forbidden_ids",
+    "allow_padding",
+    "forbidden_sequences",
+}
+WITHOUT_EFFECT = {"diversity_penalty", "log_linear", "cache"}  # without groups, of one model, on the result
+
+
+def test_every_field_of_the_search_is_converted_or_refused():
+    fields = {field.name for field in dataclasses.fields(DecodingConfig)}
+    assert fields == {*OTHER_SEARCHES} | CONVERTED | WITHOUT_EFFECT
 
 
 def test_options_follow_the_search():
     names = [f"<{i}>" for i in range(29)]
     decoding = DecodingConfig(
-        beam_size=3, n_best=2, min_length=2, length_exponent=0.5, forbidden_ids=(5,), **COMMON_RULES
+        beam_size=3,
+        n_best=2,
+        min_length=2,
+        length_exponent=0.5,
+        forbidden_ids=(5,),
+        forbidden_sequences=((6, 7),),
+        **COMMON_RULES,
     )
     assert translate_options(CONFIG, decoding, names) == {
         "beam_size": 3,
@@ -144,7 +193,7 @@ def test_options_follow_the_search():
         "min_decoding_length": 1,
         "return_end_token": True,
         "return_scores": True,
-        "suppress_sequences": [["<5>"], ["<0>"]],
+        "suppress_sequences": [["<5>"], ["<0>"], ["<6>", "<7>"]],
     }
 
 

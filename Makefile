@@ -1,5 +1,6 @@
 # Needs python3 (3.11 or newer), make and pip; everything else goes into .venv, in the versions of constraints.txt.
-# VERSIONS=newest: into .venv-newest, in those of constraints-newest.txt, which need Python 3.12.
+# VERSIONS=newest, lowest: into .venv-newest or .venv-lowest, in those of constraints-newest.txt (Python 3.12 or newer)
+# or constraints-lowest.txt (Python 3.11).
 PYTHON ?= python3
 VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
@@ -58,19 +59,22 @@ dist: install
 conversion-matrix: install
 	$(BIN)/python -m benchmarks.conversion.conversion_matrix docs/measurements/conversion-matrix.md
 
-TEXT ?= ../shared/data/multi30k
-# Compare tokenizers and translations with transformers. TEXT: Multi30k. Eight minutes.
+# Folders that a target needs, without a default.
+data = "$(or $(DATA),$(error make $@: needs DATA=FOLDER, with the files of Multi30k))"
+pairs = "$(or $(PAIRS),$(error make $@: needs PAIRS=FOLDER, with the projects to compare))"
+
+# Compare tokenizers and translations with transformers. DATA=FOLDER: Multi30k. Eight minutes.
 text-matrix: install
-	$(BIN)/python -m benchmarks.conversion.text_matrix docs/measurements/text-matrix.md $(TEXT)
+	$(BIN)/python -m benchmarks.conversion.text_matrix docs/measurements/text-matrix.md $(data)
 
 RUN ?= runs/ctranslate2
-# Compare beam search in four backends, and its BLEU. TEXT: Multi30k. Half an hour; half of it trains RUN.
+# Compare beam search in four backends, and its BLEU. DATA=FOLDER: Multi30k. Half an hour; half of it trains RUN.
 ctranslate2: install
-	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(data) $(RUN)
 
-# Measure how often a model uses the terms of a glossary. TEXT: Multi30k. An hour; most of it trains a run.
+# Measure how often a model uses the terms of a glossary. DATA=FOLDER: Multi30k. An hour; most of it trains a run.
 glossary: install
-	$(BIN)/python -m benchmarks.decoding.glossary docs/measurements/glossary.md $(TEXT) runs/glossary
+	$(BIN)/python -m benchmarks.decoding.glossary docs/measurements/glossary.md $(data) runs/glossary
 
 # Fine-tune a Marian directory of OPUS-MT's size and convert it back. Five minutes.
 fine-tuning: install
@@ -111,14 +115,13 @@ audit: install
 mutations: install
 	$(BIN)/python -m benchmarks.mutations docs/measurements/mutations.md
 
-PAIRS ?= ../shared/data/pairs
-# Plant defects in pairs of models and diagnose them. PAIRS: the folder with the package bonsai.
+# Plant defects in pairs of models and diagnose them. PAIRS=FOLDER: the package bonsai.
 external-pairs: install
-	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(PAIRS)
+	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(pairs)
 
-# Make mistakes in the source files of ports and diagnose them. PAIRS: the folder with the projects.
+# Make mistakes in the source files of ports and diagnose them. PAIRS=FOLDER: the projects.
 source-mistakes: install
-	$(BIN)/python -m benchmarks.external_pairs.source.measure docs/measurements/source-mistakes.md $(PAIRS)
+	$(BIN)/python -m benchmarks.external_pairs.source.measure docs/measurements/source-mistakes.md $(pairs)
 
 # Compare every optimizer of torch.optim and optax with itself, one setting changed. Two minutes.
 optimizer-settings: install
@@ -156,7 +159,7 @@ benchmark-verification: install
 
 # Measure the seconds to the first updates, validation and translation: DATA=FOLDER. Five minutes.
 benchmark-startup: install
-	$(BIN)/python -m benchmarks.training.startup docs/measurements/benchmark-startup.md "$(DATA)"
+	$(BIN)/python -m benchmarks.training.startup docs/measurements/benchmark-startup.md $(data)
 
 # Measure the cost of dropout in a train step. A minute.
 benchmark-dropout: install
@@ -166,15 +169,15 @@ benchmark-dropout: install
 benchmark: install
 	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
 
-# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. An hour; a fifth of it trains RUN.
+# Translate 3,000 sentences with twinax, CTranslate2 and transformers. DATA=FOLDER: Multi30k. An hour; a fifth of it trains RUN.
 benchmark-translation: install
-	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(data) $(RUN)
 
-# Load `twinax serve` with 200 clients, beside CTranslate2; kill and restart it. TEXT: Multi30k. Half an hour, with RUN.
+# Load `twinax serve` with 200 clients, beside CTranslate2; kill and restart it. DATA=FOLDER: Multi30k. Half an hour, with RUN.
 serve-test: install
-	$(BIN)/python -m benchmarks.serving.load docs/serving.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.serving.load docs/serving.md $(data) $(RUN)
 
-# Take the pictures of reports, and of the page of `twinax serve` if there is RUN. Needs Chromium. Two minutes.
+# Take the pictures of reports, and of the page of `twinax serve` if there is RUN. Needs Chromium. Four minutes.
 screenshots: install
 	$(BIN)/python -m benchmarks.screenshots docs $(RUN)
 
@@ -204,15 +207,15 @@ benchmark-gpu: install
 
 # Train both directions, fine-tune, score and prove: DATA=FOLDER SEEDS=3. Hours; resumes.
 multi30k: install
-	$(BIN)/python -m benchmarks.multi30k.results "$(DATA)" $(SEEDS)
+	$(BIN)/python -m benchmarks.multi30k.results $(data) $(SEEDS)
 
 # Write the best model per direction as a float16 file to runs/multi30k: DATA=FOLDER. Hours without the runs.
 models: install
-	$(BIN)/python -m benchmarks.multi30k.models "$(DATA)"
+	$(BIN)/python -m benchmarks.multi30k.models $(data)
 
 # Measure the cost of the mistakes of the published systems: DATA=FOLDER. An hour; resumes.
 mistakes: install
-	$(BIN)/python -m benchmarks.published.mistakes "$(DATA)" $(UPDATES)
+	$(BIN)/python -m benchmarks.published.mistakes $(data) $(UPDATES)
 
 # Check style and format with ruff.
 lint: install

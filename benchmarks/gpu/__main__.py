@@ -3,7 +3,7 @@
 Parts run in the order of their importance, each in processes of its own. The page, and PAGE's .json beside it, are
 written after every part. Parts that no longer fit into the budget are skipped. The next call measures them, and again
 those that lack rows because a program failed. PART: only these, measured anew. `--small` measures tiny models on any
-device, prints the tables and writes nothing.
+device, prints the tables and writes nothing. The exit status is 1 if a program failed or a row does not hold.
 """
 
 import argparse
@@ -37,6 +37,7 @@ TOGETHER = 5  # processes that compute on the CPU at once
 # Of compiled programs: empty for every part, so that each measures the time of compilation.
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 VERSIONS = ("jax", "flax", "torch", "transformers", "numpy")
+SKIPPED = "skipped"
 NOT_YET = "Not measured: neither a GPU nor a TPU has run this benchmark yet."
 
 
@@ -179,8 +180,8 @@ PARTS = (
 )
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Measure all parts that the budget allows. This process does not use the device."""
+def main(arguments: argparse.Namespace) -> list[str]:
+    """Measure all parts that the budget allows; return those that failed. This process does not use the device."""
     deadline = time.monotonic() + (float("inf") if arguments.budget is None else arguments.budget)
     scale = "small" if arguments.small else "full"
     page: Path | None = None if arguments.small else arguments.page
@@ -204,6 +205,7 @@ def main(arguments: argparse.Namespace) -> None:
     done = devices.get(facts, {})
     parts = [part for part in PARTS if (part.name in arguments.parts or not arguments.parts)]
     parts = [part for part in parts if part.name in arguments.parts or missing(part, done.get(part.name, {}))]
+    wrong: list[str] = []
     for part, result in results(parts, scale, deadline):
         print(f"\n{section(part, result)}\n\n{part.name}: {result.get('seconds', 0)} s", flush=True)
         if page is not None and path is not None:
@@ -213,6 +215,15 @@ def main(arguments: argparse.Namespace) -> None:
                 done[part.name] = result
             write_atomically(path, json.dumps(devices, indent=1) + "\n")
             write_between(page, "gpu", text(devices))
+        wrong += [part.name] if has_failed(part, result) else []
+    return wrong
+
+
+def has_failed(part: Part, result: Mapping[str, Any]) -> bool:
+    """Whether a program of the part failed, or a row does not hold. A part that was skipped has not failed."""
+    if "rows" not in result:
+        return not result["problem"].startswith(SKIPPED)
+    return any({training.FAILED, "NO"} & {*row} for row in result["rows"])
 
 
 def read(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -249,7 +260,7 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
                     if scale == "small" or time.monotonic() + part.seconds <= deadline:
                         running[part] = Process(part, scale)
                     else:
-                        yield part, {"problem": "skipped: the budget was used up"}
+                        yield part, {"problem": f"{SKIPPED}: the budget was used up"}
                 while running:
                     if STOPPED:
                         sys.exit(128 + STOPPED[0])
@@ -345,4 +356,5 @@ if __name__ == "__main__":
             marks(given.page, "gpu")
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    main(given)
+    if wrong := main(given):
+        sys.exit(f"failed, or does not hold: {', '.join(wrong)}")

@@ -104,7 +104,7 @@ def run(tmp_path, monkeypatch):
         measured.clear()
         results.clear()
         results.update(outcomes)
-        command.main(Namespace(budget=budget, small=False, page=page, parts=list(parts)))
+        call.failed = command.main(Namespace(budget=budget, small=False, page=page, parts=list(parts)))
         return measured[1:], page.read_text()
 
     return call
@@ -135,6 +135,14 @@ FAILED = [*LAST, training.FAILED]
 def test_a_failure_keeps_what_was_measured(run, outcome):
     _, page = run()
     assert run("base", base={**outcome, "seconds": 2}) == (["base"], page)
+    assert run.failed == ["base"]
+
+
+def test_a_row_that_does_not_hold_is_a_failure_and_a_part_that_is_skipped_is_none(run):
+    run("ladder", "updates", ladder={"rows": [["logits", "1.0e+00", "1.00", "1.00", "NO"]], "seconds": 1})
+    assert run.failed == ["ladder"]
+    run(budget=110)
+    assert run.failed == []
 
 
 def test_a_part_that_lacks_rows_is_measured_again(run):

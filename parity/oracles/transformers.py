@@ -54,12 +54,23 @@ def load_model(
         stored = read_directory(Path(directory))
     is_wrapped = stored.stripped or {*stored.skipped} - {*TRAINER_FILES}
     if not is_wrapped and not has_flax_weights(Path(directory)):
-        model = with_causal_decoder(architecture.from_pretrained(directory, dtype=own_type).eval())
+        model = _corrected(architecture.from_pretrained(directory, dtype=own_type).eval(), checkpoint)
         return model if adapter is None else _merged(model, adapter)
     with TemporaryDirectory() as folder:
         write_hugging_face(stored, Path(folder, "model"), checkpoint.layout)
-        model = with_causal_decoder(architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval())
+        model = _corrected(architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval(), checkpoint)
     return model if adapter is None else _merged(model, adapter)
+
+
+def _corrected(model: Any, checkpoint: Checkpoint) -> Any:
+    """The model without the two defects of UMT5 in some versions of `transformers`.
+
+    Besides that of `with_causal_decoder`: 5.0 to 5.23 scale the logits whatever `tie_word_embeddings` is in the file.
+    Version 4 and 5.24 do not scale them if it is false, as the model was trained.
+    """
+    if checkpoint.layout == "umt5" and not hasattr(type(model.config)(), "scale_decoder_outputs"):
+        model.config.tie_word_embeddings = checkpoint.config.logit_scale != "none"  # which only the scale reads
+    return with_causal_decoder(model)
 
 
 def _merged(model: Any, adapter: str | PathLike[str]) -> Any:

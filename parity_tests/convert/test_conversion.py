@@ -80,7 +80,7 @@ MISTAKES = {
         },
     ),
     "scores divided by sqrt(H)": ("T5", "fixed", {"score_scaling": "product"}),
-    "logits of UMT5 without their scale": ("UMT5", "fixed", {"logit_scale": "none"}),
+    "logits of mT5 scaled": ("mT5", "fixed", {"logit_scale": "rsqrt_d_model"}),
     "buckets up to another distance": ("mT5", "fixed", {"relative_position_max_distance": 4}),
 }
 

@@ -24,7 +24,9 @@ CASES = [
     *(("t5", *case) for case in product([True, False], [None, False], [None, False])),
     ("t5", True, False, True),
     ("t5", False, True, True),
-    *((layout, tied, False, None) for layout in ("mt5", "umt5") for tied in (True, False)),
+    *(("umt5", tied, tie, None) for tied, tie in product([True, False], [True, False])),
+    ("umt5", False, True, False),
+    *(("mt5", tied, False, None) for tied in (True, False)),
 ]
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from twinax import TransformerConfig, convert
+from twinax import TransformerConfig, convert, flax_transformer
 from twinax.convert import Checkpoint
 from twinax.inference.translator import load
 from twinax.parity import functions, ladder
@@ -124,6 +124,21 @@ def test_translations_are_compared_token_for_token(command, checkpoint_files):
     assert report["command"] in page
     assert re.search(r"source: (<code>a</code> <code>b</code>|<code>c</code>) <code>&lt;/s&gt;</code> </p>", page)
     assert re.search(r"target: <code>&lt;s&gt;</code> <code>[AC]</code>", page)
+
+
+def test_a_translation_that_differs_decides_the_verdict(command, checkpoint_files, monkeypatch):
+    """The ladder is equal; beam search in Flax forbids a token."""
+    (token, *_), right = load(STORED).tokenizers.tgt.encode(["A"])[0], flax_transformer.generate
+
+    def wrong(model, src, decoding):
+        return right(model, src, replace(decoding, forbidden_ids=(token,)))
+
+    monkeypatch.setattr(flax_transformer, "generate", wrong)
+    code, out, _ = command("parity", "same.pt", "--src", "few", "--translations", "--json", "p.json")
+    report = json.loads(Path("p.json").read_text())
+    assert (code, report["equal"], out.splitlines()[-1]) == (1, False, "DIFFERENT")
+    assert all(rung["ok"] for rung in report["rungs"])
+    assert "beam 1, line 1, Flax: DIFFERENT" in out
 
 
 def test_translations_that_differ_are_named_by_their_line(checkpoint_files, capsys):

@@ -152,8 +152,10 @@ def test_prefixes_and_outputs_go_with_a_glossary(command, files, model, monkeypa
     out = command(*words, "terms.tsv")[1]
     assert [out.splitlines()[i].startswith(prefix) for i, prefix in ((0, "D"), (3, "A A"))] == [True, True]
 
+    error = DataError("the third line")  # which keeps the command's variables, and what they have not closed
+
     def fail(*arguments):
-        raise DataError("the third line")
+        raise error
 
     with monkeypatch.context() as context:
         context.setattr("twinax.cli.text.text_commands.warn_about_text", lambda t, s, first: first > 2 and fail())

@@ -84,6 +84,13 @@ def test_links_lead_somewhere(page):
             assert heading in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings], heading
 
 
+@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS], ids=lambda page: page.name)
+def test_programs_exist(page):
+    for name in re.findall(r"python -m ((?:benchmarks|parity_tests|tests)[\w.]*\w)", page.read_text()):
+        module = ROOT / name.replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), name
+
+
 def test_make_help_lists_every_target():
     (targets,) = re.findall(r"^\.PHONY: (.*)", MAKEFILE, flags=re.MULTILINE)
     command = ["make", "--no-print-directory", "help"]  # a make that runs this test would print the directory

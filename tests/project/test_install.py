@@ -187,6 +187,28 @@ def test_constraints_pin_every_dependency_within_its_range(file):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, text
 
 
+def test_the_lowest_versions_are_the_bounds():
+    """Of each dependency, and of the extras that `test` installs too."""
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines[1:])}
+    project, bounds = SETTINGS["project"], {}
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *(text for extra in extras.values() for text in extra)]:
+        requirement = Requirement(text)
+        if ">=" in str(requirement.specifier):
+            bounds.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
+    assert {name: bounds[name] for name in pinned} == {name: {f">={version}"} for name, version in pinned.items()}
+    tested = {Requirement(text).name for text in extras["test"]}
+    used = {
+        Requirement(text).name
+        for extra in ("export", "serve", "spacy", "torch", "ctranslate2")
+        for text in extras[extra]
+    }
+    assert used <= tested
+    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= pinned.keys()
+    assert {canonicalize_name(name) for name in used} <= pinned.keys()
+
+
 def test_only_extras_install_torch():
     extras = SETTINGS["project"]["optional-dependencies"]
     assert not [text for text in SETTINGS["project"]["dependencies"] if "torch" in text]

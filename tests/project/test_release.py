@@ -111,13 +111,16 @@ def test_every_address_of_the_repository_is_that_of_the_settings():
 
 
 def test_every_promise_has_tests_that_exist():
-    """Rows of the table: a promise, then tests as pytest names them."""
+    """Rows of the table: a promise, then tests as pytest names them, after a semicolon those that are slow."""
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("| promise | tests |")[2]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", text, flags=re.MULTILINE)
     assert len(rows) > 25
     for promise, tests in rows:
-        ids = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
-        assert ids, promise
-        for file, name in ids:
+        everyday, slow = (re.findall(r"`([\w/]+\.py)::(\w+)`", part) for part in tests.partition(";")[::2])
+        assert everyday, promise
+        for file, name in (*everyday, *slow):
             tree = ast.parse((ROOT / file).read_text())
-            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file}::{name}"
+            (test,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+            marks = [node for node in tree.body if isinstance(node, ast.Assign)] + test.decorator_list
+            is_slow = any(ast.unparse(mark).endswith("pytest.mark.slow") for mark in marks)
+            assert is_slow == ((file, name) in slow), f"{file}::{name}"

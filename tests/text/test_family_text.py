@@ -195,7 +195,7 @@ UNUSABLE = {
     "bad_words_ids=[[3], []]": {"bad_words_ids": [[3], []]},
     "eos_token_id=[0, 1] (the model's is 0)": {"eos_token_id": [0, 1]},
     "eos_token_id=1 (the model's is 0)": {"eos_token_id": 1},
-    "bos_token_id=1 without decoder_start_token_id (the model's is 40)": {
+    "bos_token_id=1 without decoder_start_token_id (the model's is N)": {
         "bos_token_id": 1,
         "decoder_start_token_id": None,
     },
@@ -212,6 +212,8 @@ def test_a_setting_that_cannot_be_applied_is_named(setting, folders, tmp_path, c
     arguments = ("translate", folder, tmp_path / "text", "--framework", "torch")
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
+    start = twinax.load(folder).config.decoder_start_id
+    setting = setting.replace("is N)", f"is {start})")
     assert err == (
         f"twinax: {folder}: generation_config.json sets {setting}, which twinax cannot apply; change the file, or pass "
         "--ignore-generation-config\n"

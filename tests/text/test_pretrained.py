@@ -2,6 +2,8 @@
 
 import io
 import json
+import sys
+from types import ModuleType
 
 import pytest
 import sentencepiece
@@ -118,3 +120,16 @@ def test_what_is_no_tokenizer(tmp_path):
             load_tokenizer(str(tmp_path / name), TokenizerConfig())
     with pytest.raises(ConfigError, match="must be one tokenizer, or the source's and the target's"):
         TokenizerConfig(load=("a", "b", "c"))
+
+
+def test_a_protobuf_too_old_for_sentencepiece_is_named(tmp_path, monkeypatch):
+    """As sentencepiece 0.2.3 with protobuf 6."""
+    old = ModuleType("sentencepiece")
+    old.__path__ = [str(tmp_path)]
+    error = "from google.protobuf.runtime_version import VersionError\nraise VersionError()\n"
+    (tmp_path / "sentencepiece_model_pb2.py").write_text(error)
+    (tmp_path / "a.model").write_bytes(b"a")
+    monkeypatch.setitem(sys.modules, "sentencepiece", old)
+    monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", raising=False)
+    with pytest.raises(DataError, match=r"^sentencepiece .*, protobuf .*: do not work together; pip install"):
+        load_tokenizer(str(tmp_path / "a.model"), TokenizerConfig())

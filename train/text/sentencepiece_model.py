@@ -1,5 +1,6 @@
 """Reads SentencePiece models as protocol buffers."""
 
+from importlib.metadata import version
 from typing import Any
 
 from tokenizers import normalizers
@@ -10,9 +11,21 @@ CONTROL, USER_DEFINED = 3, 4  # kinds of pieces
 
 
 def read_sentencepiece(content: bytes, place: str) -> Any:
-    """The model's `ModelProto`. Raises: DataError, which names the place, if it is no SentencePiece model."""
+    """The model's `ModelProto`.
+
+    Raises:
+        DataError: it is no SentencePiece model (names the place), or protobuf is too old for sentencepiece.
+    """
     from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2 as schema
+    from google.protobuf.runtime_version import VersionError
+
+    try:
+        from sentencepiece import sentencepiece_model_pb2 as schema
+    except VersionError:
+        used = ", ".join(f"{name} {version(name)}" for name in ("sentencepiece", "protobuf"))
+        raise DataError(
+            f"{used}: do not work together; pip install 'sentencepiece<0.2.3', or upgrade protobuf"
+        ) from None
 
     proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
     try:

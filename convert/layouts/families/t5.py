@@ -135,13 +135,21 @@ IGNORED_SETTINGS = ("initializer_factor",)
 KEPT_IN_FLOAT32 = r"\.wo\.weight$"
 IGNORED_ARRAYS = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
+SCALED = replace(
+    T5_LIKE,
+    values={
+        **T5_LIKE.values,
+        "scale_decoder_outputs": {True: {"logit_scale": "rsqrt_d_model"}, False: {"logit_scale": "none"}},
+    },
+)
+
 
 def tied_by_weights(settings: Settings, tied: bool) -> dict[str, Any]:
     """The settings with `tie_word_embeddings` as in the weights: `transformers` unties tables that differ."""
     return {**settings, "tie_word_embeddings": tied}
 
 
-def _resolve(settings: Settings, tied: bool) -> dict[str, Any]:
+def tied_and_scaled(settings: Settings, tied: bool) -> dict[str, Any]:
     """As `tied_by_weights`; `tie_word_embeddings` also decides about the scale of the logits if no setting does."""
     scaled = settings.get("tie_word_embeddings") is not False
     return tied_by_weights({"scale_decoder_outputs": scaled, **settings}, tied)
@@ -163,16 +171,10 @@ FAMILY = Family(
         "scale_decoder_outputs": True,
     },
     prefix="",
-    tables=replace(
-        T5_LIKE,
-        values={
-            **T5_LIKE.values,
-            "scale_decoder_outputs": {True: {"logit_scale": "rsqrt_d_model"}, False: {"logit_scale": "none"}},
-        },
-    ),
+    tables=SCALED,
     ignored_settings=IGNORED_SETTINGS,
     ignored_arrays=IGNORED_ARRAYS,
     kept_in_float32=KEPT_IN_FLOAT32,
     gated_modules=GATED,
-    resolve=_resolve,
+    resolve=tied_and_scaled,
 )

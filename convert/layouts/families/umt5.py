@@ -1,4 +1,4 @@
-"""UMT5 (`UMT5ForConditionalGeneration`): mT5 with relative positions per layer, whose logits are always scaled.
+"""UMT5 (`UMT5ForConditionalGeneration`): T5 v1.1 for many languages, with relative positions per layer.
 
 Source: Chung et al. 2023, "UniMax: Fairer and More Effective Language Sampling"; `transformers`' UMT5.
 """
@@ -12,8 +12,8 @@ from .t5 import (
     IGNORED_SETTINGS,
     KEPT_IN_FLOAT32,
     LAYERS,
-    T5_LIKE,
-    tied_by_weights,
+    SCALED,
+    tied_and_scaled,
 )
 
 FAMILY = Family(
@@ -21,13 +21,13 @@ FAMILY = Family(
     architecture="UMT5ForConditionalGeneration",
     modules=LAYERS
     | {f"{stack}.layers.*.relative_positions": f"{stack}.block.*.layer.0.{BIASES}" for stack in ("encoder", "decoder")},
-    fixed=lambda settings: {**FIXED, "relative_positions": "per_layer", "logit_scale": "rsqrt_d_model"},
-    defaults={},
+    fixed=lambda settings: {**FIXED, "relative_positions": "per_layer"},
+    defaults={"scale_decoder_outputs": True},
     prefix="",
-    tables=T5_LIKE,
+    tables=SCALED,
     gated_modules=GATED,
     ignored_settings=(*IGNORED_SETTINGS, "scalable_attention"),
     ignored_arrays=IGNORED_ARRAYS,
     kept_in_float32=KEPT_IN_FLOAT32,
-    resolve=tied_by_weights,
+    resolve=tied_and_scaled,
 )

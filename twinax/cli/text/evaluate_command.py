@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -63,31 +64,34 @@ def evaluate(flags: Evaluate) -> int:
         _Text(name) if is_text(name) else _Model(name, flags, number, ensemble)
         for name, ensemble in zip(flags.systems, ensembles, strict=False)
     ]
-    files = [
-        None if path is None else open_output(path, {"system": system.name, **system.identity})
-        for path, system in zip(outputs or [None] * len(systems), systems, strict=True)
-    ]
     scores_of, documents, texts_of, cut = {}, {}, {}, 0
-    while systems:  # a model is freed before the next translates
-        system, file = systems.pop(0), files.pop(0)
-        total = scores.CorpusScores(flags.tokenize, flags.bootstrap)
-        texts_of[system.name] = []
-        for sources, references in _parts(pairs(), flags.references):
-            written = file.read(len(sources)) if file is not None and file.has(sources) else None
-            lines = system.lines(sources, written)
-            if file is not None and written is None:
-                file.write(sources, lines)
-            if flags.paired:
-                texts_of[system.name] += lines
-            else:
-                total.add(lines, references)
-        system.terms.print()
-        if file is not None:
-            file.finish()  # at once: a later system may fail
-        if not flags.paired:
-            scores_of[system.name] = total.scores()
-        documents[system.name] = {"cut": system.cut, **system.settings}
-        cut += system.cut
+    with ExitStack() as opened:
+        files = [
+            None
+            if path is None
+            else opened.enter_context(open_output(path, {"system": system.name, **system.identity}))
+            for path, system in zip(outputs or [None] * len(systems), systems, strict=True)
+        ]
+        while systems:  # a model is freed before the next translates
+            system, file = systems.pop(0), files.pop(0)
+            total = scores.CorpusScores(flags.tokenize, flags.bootstrap)
+            texts_of[system.name] = []
+            for sources, references in _parts(pairs(), flags.references):
+                written = file.read(len(sources)) if file is not None and file.has(sources) else None
+                lines = system.lines(sources, written)
+                if file is not None and written is None:
+                    file.write(sources, lines)
+                if flags.paired:
+                    texts_of[system.name] += lines
+                else:
+                    total.add(lines, references)
+            system.terms.print()
+            if file is not None:
+                file.finish()  # at once: a later system may fail
+            if not flags.paired:
+                scores_of[system.name] = total.scores()
+            documents[system.name] = {"cut": system.cut, **system.settings}
+            cut += system.cut
     if flags.paired:  # its resamples need all references at once
         columns = zip(*(references for _, references in _parts(pairs(), flags.references)), strict=True)
         all_references = [list(itertools.chain(*column)) for column in columns]

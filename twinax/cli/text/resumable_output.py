@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 import xxhash
 
@@ -15,7 +15,20 @@ from ...convert.io.atomic_io import replace_file
 from ..usage import UsageError, is_standard_output
 
 
-class ResumableOutput:
+class _Output:
+    """Closes its file at the end of a `with` block."""
+
+    _file: BinaryIO
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+
+class ResumableOutput(_Output):
     """Windows of sources and their lines, appended one after the other and synced to disk.
 
     FILE.part.json states the settings, how many windows are written, a hash of their sources, and their size.
@@ -38,6 +51,7 @@ class ResumableOutput:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._file.close()
             raise UsageError(f"{self._part}: another process writes it; wait for it, or name another output") from None
         self._file.truncate(size)  # what was written after the last state
         self._file.seek(0)
@@ -105,7 +119,7 @@ class ResumableOutput:
         replace_file(self._state, json.dumps(state, indent=1) + "\n")
 
 
-class _Stream:
+class _Stream(_Output):
     """A device or a pipe, to which lines are written as they come."""
 
     def __init__(self, path: str):
@@ -129,9 +143,7 @@ class _Stream:
             raise UsageError(f"{self._path}: cannot be written: {error.strerror}") from None
 
     def finish(self) -> None:
-        """Close the device or the pipe."""
-        if self._file is not sys.stdout.buffer:
-            self._file.close()
+        """Nothing is to be renamed."""
 
 
 def open_output(path: str, settings: Mapping[str, Any]) -> ResumableOutput | _Stream:

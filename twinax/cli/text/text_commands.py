@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -81,15 +82,10 @@ def translate(flags: Translate) -> int:
             warn_about_text(translator, sources)
             print(*lines_of(sources, number, _next_prefixes(flags.prefix, prefixes, 1)), sep="\n", flush=True)
     else:
-        output = None
-        if flags.output is not None:
-            settings = identity(translator, flags, decoding)
-            settings |= {"checkpoint": flags.checkpoint, "scores": flags.scores, "n_best": flags.n_best}
-            output = ResumableOutput(flags.output, settings)
         total, has_warned, begin, before = _number_of_lines(flags.source), False, time.monotonic(), 0
         if flags.prefix is not None and total not in (None, _number_of_lines(flags.prefix)):
             raise UsageError(f"--prefix {flags.prefix}: must have as many lines as {flags.source}, empty for no prefix")
-        with progress_bar() as progress:
+        with _output(translator, flags, decoding) as output, progress_bar() as progress:
 
             def show(count: int) -> None:
                 rate = (count - before) / max(time.monotonic() - begin, 1e-3)
@@ -112,14 +108,23 @@ def translate(flags: Translate) -> int:
                     output.write([*texts, *(beginnings or ())], lines)
                 elif lines:
                     print(*lines, sep="\n", flush=True)
-        if output is not None:
-            output.finish()
+            if output is not None:
+                output.finish()
     if prefixes is not None and next(prefixes, None) is not None:
         raise UsageError(f"--prefix {flags.prefix}: has more lines than the source")
     if not picture_done:
         raise UsageError(f"--attention {flags.attention}: no line has text to draw")
     terms.print()
     return 0
+
+
+def _output(translator: Translator, flags: Translate, decoding: DecodingConfig) -> ResumableOutput | nullcontext[None]:
+    """The file of `--output`; None without it."""
+    if flags.output is None:
+        return nullcontext()
+    settings = identity(translator, flags, decoding)
+    settings |= {"checkpoint": flags.checkpoint, "scores": flags.scores, "n_best": flags.n_best}
+    return ResumableOutput(flags.output, settings)
 
 
 class TermUsage:

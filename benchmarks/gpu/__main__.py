@@ -37,7 +37,7 @@ TOGETHER = 5  # processes that compute on the CPU at once
 # Of compiled programs: empty for every part, so that each measures the time of compilation.
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 VERSIONS = ("jax", "flax", "torch", "transformers", "numpy")
-SKIPPED = "skipped"
+NO_BUDGET = "the budget was used up"
 NOT_YET = "Not measured: neither a GPU nor a TPU has run this benchmark yet."
 
 
@@ -205,7 +205,7 @@ def main(arguments: argparse.Namespace) -> list[str]:
     done = devices.get(facts, {})
     parts = [part for part in PARTS if (part.name in arguments.parts or not arguments.parts)]
     parts = [part for part in parts if part.name in arguments.parts or missing(part, done.get(part.name, {}))]
-    wrong: list[str] = []
+    failed: list[str] = []
     for part, result in results(parts, scale, deadline):
         print(f"\n{section(part, result)}\n\n{part.name}: {result.get('seconds', 0)} s", flush=True)
         if page is not None and path is not None:
@@ -215,15 +215,16 @@ def main(arguments: argparse.Namespace) -> list[str]:
                 done[part.name] = result
             write_atomically(path, json.dumps(devices, indent=1) + "\n")
             write_between(page, "gpu", text(devices))
-        wrong += [part.name] if has_failed(part, result) else []
-    return wrong
+        failed += [part.name] if has_failed(part, result, scale == "full") else []
+    return failed
 
 
-def has_failed(part: Part, result: Mapping[str, Any]) -> bool:
-    """Whether a program of the part failed, or a row does not hold. A part that was skipped has not failed."""
+def has_failed(part: Part, result: Mapping[str, Any], is_full: bool) -> bool:
+    """Whether a program of the part failed, or a row does not hold. What the budget ended has not failed."""
     if "rows" not in result:
-        return not result["problem"].startswith(SKIPPED)
-    return any({training.FAILED, "NO"} & {*row} for row in result["rows"])
+        return NO_BUDGET not in result["problem"]
+    is_false = any({training.FAILED, "NO"} & {*row} for row in result["rows"])
+    return is_false or (is_full and bool(missing(part, {**result, "seconds": 0})))
 
 
 def read(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -260,7 +261,7 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
                     if scale == "small" or time.monotonic() + part.seconds <= deadline:
                         running[part] = Process(part, scale)
                     else:
-                        yield part, {"problem": f"{SKIPPED}: the budget was used up"}
+                        yield part, {"problem": f"skipped: {NO_BUDGET}"}
                 while running:
                     if STOPPED:
                         sys.exit(128 + STOPPED[0])
@@ -298,7 +299,7 @@ class Process:
         self._process.wait()
         text = self._file.read_text() if self._file.exists() else ""
         self._folder.cleanup()
-        problem = "stopped: the budget was used up" if status is None else f"failed with exit status {status}"
+        problem = f"stopped: {NO_BUDGET}" if status is None else f"failed with exit status {status}"
         outcome = {"rows": json.loads(text)} if text else {"problem": problem}
         return {**outcome, "seconds": round(time.monotonic() - self._begin)}
 
@@ -356,5 +357,5 @@ if __name__ == "__main__":
             marks(given.page, "gpu")
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    if wrong := main(given):
-        sys.exit(f"failed, or does not hold: {', '.join(wrong)}")
+    if failed := main(given):
+        sys.exit(f"failed, or does not hold: {', '.join(failed)}")

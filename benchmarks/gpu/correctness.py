@@ -204,7 +204,8 @@ def resume(scale: Scale) -> list[list[str]]:
             for resumed in (False, True):  # each in a process of its own
                 with context.Pool(1) as pool:
                     ends.append(pool.apply(train_and_hash, (scale.resumed, folder, resumed)))
-        rows.append([name, str(UPDATES), ends[0][:12], ends[1][:12], "yes" if ends[0] == ends[1] else "NO"])
+        different = "NO" if name == "yes" else "no"  # equal bits are promised of deterministic operations alone
+        rows.append([name, str(UPDATES), ends[0][:12], ends[1][:12], "yes" if ends[0] == ends[1] else different])
     return rows
 
 

@@ -141,6 +141,8 @@ def test_a_failure_keeps_what_was_measured(run, outcome):
 def test_a_row_that_does_not_hold_is_a_failure_and_a_part_that_is_skipped_is_none(run):
     run("ladder", "updates", ladder={"rows": [["logits", "1.0e+00", "1.00", "1.00", "NO"]], "seconds": 1})
     assert run.failed == ["ladder"]
+    run("decoding", decoding={"rows": [["1", "twinax, float32"]], "seconds": 1})  # a program that failed has no row
+    assert run.failed == ["decoding"]
     run(budget=110)
     assert run.failed == []
 

@@ -54,23 +54,24 @@ def load_model(
         stored = read_directory(Path(directory))
     is_wrapped = stored.stripped or {*stored.skipped} - {*TRAINER_FILES}
     if not is_wrapped and not has_flax_weights(Path(directory)):
-        model = _corrected(architecture.from_pretrained(directory, dtype=own_type).eval(), checkpoint)
-        return model if adapter is None else _merged(model, adapter)
-    with TemporaryDirectory() as folder:
-        write_hugging_face(stored, Path(folder, "model"), checkpoint.layout)
-        model = _corrected(architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval(), checkpoint)
-    return model if adapter is None else _merged(model, adapter)
+        model = architecture.from_pretrained(directory, dtype=own_type).eval()
+    else:
+        with TemporaryDirectory() as folder:
+            write_hugging_face(stored, Path(folder, "model"), checkpoint.layout)
+            model = architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
+    model = with_causal_decoder(model if adapter is None else _merged(model, adapter))
+    return _with_stored_scale(model, checkpoint) if checkpoint.layout == "umt5" else model
 
 
-def _corrected(model: Any, checkpoint: Checkpoint) -> Any:
-    """The model without the two defects of UMT5 in some versions of `transformers`.
+def _with_stored_scale(model: Any, checkpoint: Checkpoint) -> Any:
+    """A UMT5 that scales its logits as its file says.
 
-    Besides that of `with_causal_decoder`: 5.0 to 5.23 scale the logits whatever `tie_word_embeddings` is in the file.
-    Version 4 and 5.24 do not scale them if it is false, as the model was trained.
+    `transformers` 5.0 to 5.23 scale them always; 4 and 5.24 not if `tie_word_embeddings` is false, as the published
+    models were trained. The result must not be saved or tied again: its setting now decides the scale alone.
     """
-    if checkpoint.layout == "umt5" and not hasattr(type(model.config)(), "scale_decoder_outputs"):
-        model.config.tie_word_embeddings = checkpoint.config.logit_scale != "none"  # which only the scale reads
-    return with_causal_decoder(model)
+    if not hasattr(type(model.config)(), "scale_decoder_outputs"):  # before 5.24
+        model.config.tie_word_embeddings = checkpoint.config.logit_scale != "none"
+    return model
 
 
 def _merged(model: Any, adapter: str | PathLike[str]) -> Any:

@@ -267,3 +267,23 @@ def test_what_is_wrong_is_one_line_before_any_translation(folder, command, argum
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not list(Path().glob("out*"))
+
+
+def test_an_output_is_closed_when_the_evaluation_fails(folder, command, monkeypatch):
+    """So that the next call goes on, although the exception keeps the variables of the first one."""
+    words = ("evaluate", MODEL, "--src", "src", "--tgt", "tgt.txt", "--output", "out", "--beam-size", "1")
+    error = DataError("the model fails")
+
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as context:
+        context.setattr(evaluate_command._Model, "lines", fail)
+        assert command(*words)[::2] == (2, "twinax: the model fails\n")
+    assert command(*words)[0] == 0
+
+
+def test_a_full_device_is_one_line(folder, command):
+    words = ("evaluate", MODEL, "--src", "src", "--tgt", "tgt.txt", "--output", "/dev/full", "--beam-size", "1")
+    status, _, err = command(*words)
+    assert (status, err) == (2, "twinax: /dev/full: cannot be written: No space left on device\n")

@@ -67,7 +67,7 @@ def test_what_waits_is_cancelled_when_the_client_leaves(stream, served, monkeypa
         next(response.iter_lines())
         time.sleep(0.5)
     wait_until(lambda: not service.batcher.waiting)
-    assert httpx2.post(f"{address}/translate", json={"q": "f b"}).json() == {"translatedText": "F B"}
+    assert httpx2.post(f"{address}/translate", json={"q": "f b"}, timeout=30).json() == {"translatedText": "F B"}
     assert len(computed) <= 2 * ROUND
     assert b"twinax_clients_left_total 1.0" in service.metrics.text()
 
@@ -145,4 +145,4 @@ def test_running_requests_are_answered_at_the_end(translator, monkeypatch):
     thread.join()
     assert answers[0].json() == {"translatedText": ["A B C"] * 40}
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"{address}/health")
+        httpx2.get(f"{address}/health", timeout=30)

@@ -121,6 +121,6 @@ def test_every_promise_has_tests_that_exist():
         for file, name in (*everyday, *slow):
             tree = ast.parse((ROOT / file).read_text())
             (test,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-            marks = [node for node in tree.body if isinstance(node, ast.Assign)] + test.decorator_list
-            is_slow = any(ast.unparse(mark).endswith("pytest.mark.slow") for mark in marks)
+            marks = [ast.unparse(node) for node in (*tree.body, *test.decorator_list)]
+            is_slow = any(re.search(r"^pytest\.mark\.slow$|^pytestmark = .*\.slow\b", mark) for mark in marks)
             assert is_slow == ((file, name) in slow), f"{file}::{name}"

@@ -22,10 +22,8 @@ def read_sentencepiece(content: bytes, place: str) -> Any:
     try:
         from sentencepiece import sentencepiece_model_pb2 as schema
     except VersionError:
-        used = ", ".join(f"{name} {version(name)}" for name in ("sentencepiece", "protobuf"))
-        raise DataError(
-            f"{used}: do not work together; pip install 'sentencepiece<0.2.3', or upgrade protobuf"
-        ) from None
+        names = " does not work with ".join(f"{name} {version(name)}" for name in ("sentencepiece", "protobuf"))
+        raise DataError(f"{names}; pip install 'sentencepiece<0.2.3', or upgrade protobuf") from None
 
     proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
     try:

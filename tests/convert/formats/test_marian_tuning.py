@@ -15,7 +15,7 @@ from twinax.configs.data import CorpusConfig
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.convert import Checkpoint, ConversionError
-from twinax.convert.checkpoint import MARIAN_OPTIONS
+from twinax.convert.checkpoint import CONFIG, MARIAN_OPTIONS
 from twinax.convert.load_warnings import load_warning
 from twinax.torch_reference.losses import cross_entropy
 from twinax.torch_reference.optimizers import make_optimizer
@@ -100,5 +100,10 @@ def test_a_pre_norm_model_of_an_old_version_is_in_doubt(version, pre_norm_arrays
     assert err.startswith(f"twinax: {tmp_path / 'x.npz'}: version=") == VERSIONS[version]
 
 
-def test_post_norm_is_not_in_doubt():
-    assert load_warning(replace(convert.load(FIXTURE / "model.npz"), documents={MARIAN_OPTIONS: {}})) is None
+def test_post_norm_and_umt5():
+    old = convert.load(FIXTURE / "model.npz")
+    assert load_warning(replace(old, documents={MARIAN_OPTIONS: {}})) is None
+    umt5 = Checkpoint(old.config, {}, "umt5", {CONFIG: {"tie_word_embeddings": False}})
+    assert (load_warning(umt5) or "").startswith("tie_word_embeddings=False: transformers 5.0 to 5.23 scale the logits")
+    for other in (replace(umt5, documents={CONFIG: {}}), replace(umt5, layout="mt5")):
+        assert load_warning(other) is None

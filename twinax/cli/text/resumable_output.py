@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -25,7 +26,8 @@ class _Output:
 
     def __exit__(self, *exception: object) -> None:
         if self._file is not sys.stdout.buffer:
-            self._file.close()
+            with suppress(OSError):  # of what is still to be flushed: `write` has raised it
+                self._file.close()
 
 
 class ResumableOutput(_Output):
@@ -143,7 +145,9 @@ class _Stream(_Output):
             raise UsageError(f"{self._path}: cannot be written: {error.strerror}") from None
 
     def finish(self) -> None:
-        """Nothing is to be renamed."""
+        """Close the device or the pipe, so that its reader ends."""
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
 
 
 def open_output(path: str, settings: Mapping[str, Any]) -> ResumableOutput | _Stream:

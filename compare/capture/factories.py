@@ -126,14 +126,16 @@ def inputs_of(name: str) -> Sequence[Any] | Mapping[str, Any]:
     if not os.path.isfile(name):
         hint = "; a function is named as in ref.py:inputs" if ":" in name else ""
         raise CaptureError(f"{name}: there is no such file{hint}")
+    if name.endswith(".py"):
+        raise CaptureError(f"{name}: name its function too, as in {name}:inputs")
     try:
         loaded = np.load(name, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return (loaded,)
         with loaded as file:
             arrays = tuple(file[key] for key in file.files)
-    except (ValueError, OSError, EOFError) as error:
-        raise CaptureError(f"{name}: is not an .npz or .npy file of arrays ({str(error).splitlines()[0]})") from None
+    except (ValueError, OSError, EOFError):
+        raise CaptureError(f"{name}: is not an .npz or .npy file of arrays") from None
     if not arrays:
         raise CaptureError(f"{name}: has no arrays")
     return arrays

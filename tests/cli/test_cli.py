@@ -207,6 +207,8 @@ def test_audit(command, tmp_path, monkeypatch):
     code, out, err = command("audit", "lucky")
     assert (code, out) == (2, "")
     assert err.endswith(" or a checkpoint; did you mean lucky_glass?\n")
+    own = "audit a module of your own from Python, with twinax.audit (docs/audit.md)"
+    assert command("audit", "m.py:Model") == (2, "", f"twinax: m.py:Model: {own}\n")
     Path("d.json").write_text(config.replace(max_length=4).to_json())
     code, _, err = command("audit", "d.json")
     assert (code, err.splitlines()) == (2, [f"twinax: d.json: {err.partition('d.json: ')[2].strip()}"])

@@ -155,7 +155,8 @@ def test_exit_status(status, changes, files, monkeypatch, capsys):
         ({"reference": "ref.py:dropout"}, "1: is in training mode; call eval() on the module"),
         ({"inputs": "none.npz"}, "none.npz: there is no such file"),
         ({"inputs": "ref:batch"}, "ref:batch: there is no such file; a function is named as in ref.py:inputs"),
-        ({"inputs": "helper.py"}, "helper.py: is not an .npz or .npy file of arrays"),
+        ({"inputs": "helper.py"}, "helper.py: name its function too, as in helper.py:inputs"),
+        ({"inputs": "text.npz"}, "text.npz: is not an .npz or .npy file of arrays"),
         ({"inputs": "empty.npz"}, "empty.npz: has no arrays"),
         ({"inputs": "wide.npz"}, "Sequential: the forward pass in float64 failed: RuntimeError: "),
         ({"candidate": "syntax.py:make"}, "syntax.py: cannot be imported: SyntaxError: "),
@@ -182,6 +183,7 @@ def test_exit_status(status, changes, files, monkeypatch, capsys):
 )
 def test_what_cannot_be_used_is_one_line(changes, message, files):
     np.savez(files / "empty.npz")
+    (files / "text.npz").write_text("no arrays")
     np.savez(files / "wide.npz", np.ones((2, 7)))
     (files / "syntax.py").write_text("def make(:\n")
     with pytest.raises(UsageError) as error:

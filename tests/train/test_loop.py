@@ -478,3 +478,12 @@ def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
     twins = convert.load(tmp_path / "hf").arrays
     for name, array in arrays(tmp_path / "r").items():
         np.testing.assert_allclose(array, twins[name], rtol=1e-6, atol=1e-25)
+
+
+def test_no_other_thread_traces_while_grain_is_imported(corpus, tmp_path, monkeypatch):
+    """The import replaces `builtins.__import__`, so that a module that JAX imports while it traces is not found."""
+    steps, programs = [], loop.Programs
+    monkeypatch.setattr(loop, "import_module", steps.append)
+    monkeypatch.setattr(loop, "Programs", lambda **options: steps.append("programs") or programs(**options))
+    train(run_of(corpus, updates=1), tmp_path / "r", QUIET)
+    assert steps == ["grain", "programs"]

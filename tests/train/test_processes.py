@@ -124,6 +124,7 @@ def address():
 
 
 CULPRIT = rf"twinax: process 1 of 3 \(pid \d+ on {socket.gethostname()}\): "
+WAITING = re.compile("twinax: waiting for process 0 .*\n")  # on a loaded machine, where process 0 begins late
 ENDINGS = {
     "dies": "was ended by SIGKILL, often because it ran out of memory; it had begun update 7. Every listed checkpoint",
     "exits": "ended with status 5; it had begun update 7",
@@ -145,6 +146,7 @@ def test_a_process_that_fails_ends_the_others_with_one_line(address, act):
     expected = CULPRIT + re.escape(ENDINGS[act])
     for process in others:
         code, errors = process.end()
+        errors = WAITING.sub("", errors)
         assert (code, len(errors.splitlines())) == (2, 1), errors
         assert re.match(expected, errors), errors
     code, errors = culprit.end()
@@ -154,7 +156,7 @@ def test_a_process_that_fails_ends_the_others_with_one_line(address, act):
     elif act == "refuses":
         assert errors == "its own line\n"
     elif act != "loses":
-        assert re.match(expected, errors), errors
+        assert re.match(expected, WAITING.sub("", errors)), errors
 
 
 def test_all_finish(address):

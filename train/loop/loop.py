@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +109,8 @@ def train(
                 f"{max(updates // 10, 1)} --out {directory}-2"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
+        # Importing grain replaces `builtins.__import__` for all threads for a while, and JAX imports while it traces.
+        import_module("grain")
         with closing(Programs(in_background=group.count == 1)) as programs:
             return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, group, programs).go()
 

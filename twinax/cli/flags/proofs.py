@@ -108,6 +108,8 @@ class Audit:
         from ...published.registry import SYSTEMS
 
         _check_seed(self.seed)
+        if self.model.endswith(".py") or ".py:" in self.model:
+            raise UsageError(f"{self.model}: audit a module of your own from Python, with twinax.audit (docs/audit.md)")
         names = {*PRESETS, *SYSTEMS, *(f"{name}:repaired" for name in SYSTEMS)}
         if self.model not in names and not exists(self.model):
             raise UsageError(

@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
-# Run the test suite: about seven minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: about eight minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(PYTEST) -m 'not slow and not extended' $(TESTS)
 

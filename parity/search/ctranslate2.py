@@ -22,7 +22,7 @@ _ALLOWED: dict[str, tuple[Any, str]] = {
     "min_length_ratio": (0.0, "the lengths of CTranslate2 do not depend on the source"),
     "max_length_ratio": (None, "the lengths of CTranslate2 do not depend on the source"),
     "beam_groups": (1, "CTranslate2 has no diverse beam search"),
-    "sampling": (None, "CTranslate2 draws other random numbers"),
+    "sampling": (None, "CTranslate2 draws samples with other random numbers"),
 }
 # Fields with which all backends search alike
 COMMON_RULES: dict[str, Any] = {"renormalize": True, "early_stopping": True, "force_end": False}
